@@ -1,0 +1,62 @@
+"""Every setting of the engine, as plain data: torch-free, so that the front end can build it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class EngineError(Exception):
+    """The engine cannot start or go on; the message is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine. None means: decide from the model and the machine, and say so.
+
+    `model` is a built-in name, a folder, a GGUF file or a Hugging Face hub id. Sizes in bytes are
+    named so; all others are counts of tokens, pages or sequences.
+    """
+
+    model: str = "smollm2-135m"
+    dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    device: str = "auto"  # auto | cpu | cuda
+    max_model_len: int | None = None
+    page_size: int = 16
+    num_pages: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.90
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool = True
+    max_passes: int = 8
+    threads: int | None = None
+    attention: str = "auto"  # auto | a kernel's name
+    offline: bool = False
+    cache_dir: Path | None = None  # default: $OCTAVO_CACHE or ~/.cache/octavo
+    self_check: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What a started engine says of itself; shown at start, by /v1/models and /server_info."""
+
+    model: str
+    model_dir: Path
+    dtype: str
+    device: str
+    threads: int
+    attention: str
+    vocab_size: int
+    max_model_len: int
+    page_size: int
+    num_pages: int
+    kv_cache_bytes: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    enable_prefix_caching: bool
+    load_seconds: float
+    notes: tuple[str, ...] = ()  # what was decided or adjusted, in plain words
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that fit in the pool."""
+        return self.num_pages * self.page_size

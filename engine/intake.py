@@ -1,0 +1,92 @@
+"""From a prompt's token ids and the client's parameters to a `Request`, or a refusal.
+
+Everything that can be known to be impossible is refused here, before the request is queued: ids
+outside the vocabulary, a prompt or an answer beyond the context, a sequence that the page pool
+could never hold. Used by the server and by the offline `LLM`, so both refuse alike.
+"""
+
+import secrets
+from collections.abc import Sequence as SequenceOf
+
+from engine.config import EngineInfo
+from scheduler import ParameterError, Request, SamplingParams
+
+
+class ContextLengthError(ParameterError):
+    """The prompt, or prompt and answer together, exceed what the model or the pool can hold."""
+
+
+def build_request(
+    request_id: str,
+    prompt_token_ids: SequenceOf[int],
+    params: SamplingParams,
+    *,
+    info: EngineInfo,
+    eos_token_ids: frozenset[int],
+    arrival_time: float,
+    namespace: str = "",
+) -> Request:
+    """Check a prompt against the engine's limits and resolve what the client left open.
+
+    Without `max_tokens` the answer may fill the context (and no more than the pool holds); without
+    a seed one is drawn. Raises `ParameterError` or `ContextLengthError`, which name the field, the
+    value and the limit.
+    """
+    prompt = tuple(prompt_token_ids)
+    _check_token_ids(prompt, params, info.vocab_size)
+    max_tokens = _resolve_max_tokens(len(prompt), params.max_tokens, info)
+    stop_token_ids = frozenset(params.stop_token_ids)
+    if not params.ignore_eos:
+        stop_token_ids |= eos_token_ids
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        params=params,
+        max_tokens=max_tokens,
+        seed=secrets.randbits(63) if params.seed is None else params.seed,
+        stop_token_ids=stop_token_ids,
+        namespace=namespace,
+        arrival_time=arrival_time,
+    )
+
+
+def _check_token_ids(prompt: tuple[int, ...], params: SamplingParams, vocab_size: int) -> None:
+    if not prompt:
+        raise ParameterError("prompt", "prompt must hold at least one token")
+    wrong = next((i for i in (min(prompt), max(prompt)) if not 0 <= i < vocab_size), None)
+    if wrong is not None:
+        raise ParameterError(
+            "prompt", f"prompt holds token id {wrong}, the vocabulary is 0 to {vocab_size - 1}"
+        )
+    ids_by_field = {
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids or (),
+        "logit_bias": tuple(params.logit_bias),
+    }
+    for field, ids in ids_by_field.items():
+        if ids and max(ids) >= vocab_size:
+            raise ParameterError(
+                field, f"{field} holds token id {max(ids)}, the vocabulary is 0 to {vocab_size - 1}"
+            )
+
+
+def _resolve_max_tokens(num_prompt: int, max_tokens: int | None, info: EngineInfo) -> int:
+    if num_prompt >= info.max_model_len:
+        raise ContextLengthError(
+            "prompt",
+            f"the prompt has {num_prompt} tokens and leaves no room for an answer in the context "
+            f"of {info.max_model_len} tokens",
+        )
+    if max_tokens is None:
+        max_tokens = info.max_model_len - num_prompt
+        # The last sampled token is returned but never written to the cache.
+        return max(1, min(max_tokens, info.num_slots - num_prompt + 1))
+    if max_tokens < 1:
+        raise ParameterError("max_tokens", f"max_tokens must be at least 1, got {max_tokens}")
+    if num_prompt + max_tokens > info.max_model_len:
+        raise ContextLengthError(
+            "max_tokens",
+            f"the prompt's {num_prompt} tokens and max_tokens {max_tokens} exceed the context of "
+            f"{info.max_model_len} tokens",
+        )
+    return max_tokens

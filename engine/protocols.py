@@ -1,0 +1,55 @@
+"""The engine as the front end sees it. The process-backed client and the tests' fakes implement it.
+
+A `Mailbox` is registered before its request is submitted, merges events while its reader is slow,
+and never loses one.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.config import EngineInfo
+from scheduler import Request, SchedulerStats, TokenEvent
+
+
+class EngineDeadError(Exception):
+    """The engine has died: every open request ends with this, every new one is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """`phase` is loading, ready, draining or dead; `reason` says why when it is not ready."""
+
+    phase: str
+    reason: str = ""
+
+
+class Mailbox(Protocol):
+    async def get(self) -> list[TokenEvent]:
+        """Wait for events and return all that have come, in order. Raises `EngineDeadError`."""
+        ...
+
+
+class AsyncEngine(Protocol):
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises `EngineDeadError` before the engine is ready."""
+        ...
+
+    def submit(self, request: Request) -> Mailbox:
+        """Queue a request. Raises `EngineDeadError` where the engine cannot take it."""
+        ...
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """End a request, or one of its choices, and free its pages; unknown ids are ignored.
+
+        No further event comes for what was aborted.
+        """
+        ...
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """The newest counters that the engine has reported."""
+        ...

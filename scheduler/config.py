@@ -1,0 +1,57 @@
+"""Settings of the scheduler, and the counters that it reports."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one step and of admission.
+
+    `max_num_seqs` are the seats: choices that may run at once. `max_num_batched_tokens` is a step's
+    budget, shared by prefill and decode. A request that fits may pass a blocked one in front of it
+    `max_passes` times, then everyone waits for the blocked one. `watermark` is the part of the pool
+    that admission leaves untouched, so that running sequences can grow without preemption.
+    `max_scored_tokens` bounds the prompt positions per step whose logits are kept for scoring.
+    """
+
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    max_passes: int = 8
+    watermark: float = 0.01
+    max_scored_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_scored_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_passes < 0:
+            raise ValueError(f"max_passes must be at least 0, got {self.max_passes}")
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
+
+
+class SchedulerStats(NamedTuple):
+    """A snapshot: gauges first, then counters that never fall.
+
+    `prefix_queries` and `prefix_hits` count prompt tokens of first admissions: those looked up and
+    those found. `prompt_tokens_computed` counts what prefill really computed, again after a
+    preemption too.
+    """
+
+    num_running: int = 0
+    num_waiting: int = 0
+    pages_in_use: int = 0
+    pages_cached: int = 0
+    pages_free: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_computed: int = 0
+    generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    finished_stop: int = 0
+    finished_length: int = 0
+    finished_abort: int = 0
+    finished_error: int = 0

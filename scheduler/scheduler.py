@@ -1,0 +1,329 @@
+"""The scheduler's four verbs: `add abort schedule commit`.
+
+One rule serves prefill, chunked prefill, decode, prefix hits and resuming after preemption: every
+sequence has *known* and *computed* tokens, and a step hands out a budget of tokens so that the
+second catches up with the first. Sequences are ordered by rank; the higher one is served first, and
+when pages run out the lowest one is preempted: it goes back to the queue with its pages left in the
+cache, so that resuming is mostly a hit.
+
+The engine loop is the only caller. Time is handed in, never read.
+"""
+
+from kv_cache import CacheManager, PageTable
+from scheduler.config import SchedulerConfig, SchedulerStats
+from scheduler.counters import Counters
+from scheduler.prefill_leaders import PrefillLeaders
+from scheduler.queue import RankedQueue
+from scheduler.request import FinishReason, Request, Sequence
+from scheduler.sampling_params import ParameterError
+from scheduler.step import ChunkResult, Sample, StepPlan, StepResult, Timings, TokenEvent
+from scheduler.step_builder import StepBuilder
+
+# Waiting sequences that one step looks at, and those among them for which it tries to find room:
+# bounds the cost of a step when the queue is long.
+MAX_LOOKAHEAD = 512
+MAX_ADMISSION_FAILURES = 16
+
+
+def check_fits(request: Request, *, num_pages: int, page_size: int, max_num_seqs: int) -> None:
+    """Refuse a request that could not run even with the whole server to itself.
+
+    Raises `ParameterError` with both numbers.
+    """
+    params = request.params
+    if params.n > max_num_seqs:
+        raise ParameterError("n", f"n is {params.n}, the server runs {max_num_seqs} sequences")
+    # The last generated token is returned, but never written to the cache.
+    num_tokens = len(request.prompt_token_ids) + request.max_tokens - 1
+    num_slots = num_pages * page_size
+    if -(-num_tokens // page_size) > num_pages:
+        raise ParameterError(
+            "prompt" if len(request.prompt_token_ids) > num_slots else "max_tokens",
+            f"the prompt's {len(request.prompt_token_ids)} tokens and max_tokens "
+            f"{request.max_tokens} need {num_tokens} tokens of cache, the whole KV cache holds "
+            f"{num_slots}",
+        )
+
+
+class Scheduler:
+    """Owns the queues, the sequences and, through `CacheManager`, their pages."""
+
+    def __init__(self, config: SchedulerConfig, cache: CacheManager) -> None:
+        self.config = config
+        self._cache = cache
+        self._watermark = max(1, int(config.watermark * cache.num_pages))
+        self._waiting = RankedQueue()
+        self._running = RankedQueue()
+        self._sequences: dict[str, list[Sequence]] = {}  # live ones by request id
+        self._num_arrivals = 0
+        self._counters = Counters()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return self._counters.snapshot(len(self._running), len(self._waiting), self._cache.usage)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `ParameterError` if it can never fit, ValueError if its id is in
+        use."""
+        if request.request_id in self._sequences:
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        check_fits(
+            request,
+            num_pages=self._cache.num_pages,
+            page_size=self._cache.page_size,
+            max_num_seqs=self.config.max_num_seqs,
+        )
+        sequence = Sequence(request, tuple(range(request.params.n)), self._num_arrivals)
+        self._num_arrivals += 1
+        self._sequences[request.request_id] = [sequence]
+        self._waiting.add(sequence)
+
+    def abort(self, request_id: str, choice: int | None = None) -> int:
+        """End a request, or one of its choices, wherever it is, and free its pages at once.
+
+        Returns the number of choices ended (0 for an unknown or finished one). May be called at any
+        time, also between `schedule` and `commit`; no event comes for what was aborted.
+        """
+        ended = 0
+        for sequence in tuple(self._sequences.get(request_id, ())):
+            leaving = tuple(c for c in sequence.choices if choice is None or c == choice)
+            ended += len(leaving)
+            sequence.choices = tuple(c for c in sequence.choices if c not in leaving)
+            if not sequence.choices:
+                self._remove(sequence)
+        self._counters.finished[FinishReason.ABORT] += ended
+        return ended
+
+    def schedule(self, now: float) -> StepPlan:
+        """Decide the next step. An empty plan means that there is nothing to do."""
+        step = StepBuilder(
+            token_budget=self.config.max_num_batched_tokens,
+            score_budget=self.config.max_scored_tokens,
+        )
+        # Decoding sequences come first, so that no long prompt makes them wait.
+        running = sorted(self._running, key=lambda s: (s.num_uncomputed > 1, s.rank))
+        room = True
+        for sequence in running:
+            if sequence.table is not None:  # a victim of an earlier one has none
+                room = self._continue(sequence, sequence.table, step) and room
+        if room:
+            self._admit(step, now)
+        return step.build()
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenEvent]:
+        """Take in what a step gave back and say what the outside should see.
+
+        Results may be partial: a chunk that was computed only in part goes on in the next step.
+        """
+        self._counters.num_steps += 1
+        events: list[TokenEvent] = []
+        for chunk, outcome in zip(plan.chunks, result.chunks, strict=True):
+            sequence = chunk.sequence
+            if sequence.table is None:
+                continue  # aborted while the step ran
+            if outcome.error is not None:
+                events += [self._failed(sequence, c, outcome.error) for c in sequence.choices]
+                self._remove(sequence)
+                continue
+            prompt_left = max(sequence.num_prompt - chunk.start, 0)
+            self._counters.prompt_tokens_computed += min(outcome.computed, prompt_left)
+            self._cache.commit(sequence.table, sequence.tokens, outcome.computed)
+            sequence.prompt_logprobs += outcome.prompt_logprobs
+            if outcome.computed == chunk.num_tokens and chunk.samples:
+                events += self._take_samples(sequence, chunk.samples, outcome, now)
+        return events
+
+    # ------------------------------------------------------------------------------- scheduling
+
+    def _continue(self, sequence: Sequence, table: PageTable, step: StepBuilder) -> bool:
+        """Give a running sequence its next chunk, preempting lower ranks for its pages.
+
+        Returns False when the pool is too full for it, or was before somebody was preempted.
+        """
+        chunk = step.chunk_for(sequence, table.num_tokens)
+        if chunk is None:
+            return True
+        room = True
+        while (copies := self._cache.reserve(table, chunk.num_tokens)) is None:
+            room = False
+            victim = self._running.last
+            if victim is sequence:
+                return False  # nobody ranks lower: it keeps its pages and waits for its turn
+            self._preempt(victim, step)
+        step.add(chunk, copies)
+        return room
+
+    def _preempt(self, victim: Sequence, step: StepBuilder) -> None:
+        assert victim.table is not None
+        step.drop(victim)
+        self._cache.release(victim.table)
+        victim.table = None
+        self._running.remove(victim)
+        self._waiting.add(victim)
+        self._counters.num_preemptions += 1
+
+    def _admit(self, step: StepBuilder, now: float) -> None:
+        """Let waiting sequences in, in rank order, while seats, budget and pages allow.
+
+        A sequence held behind a leader is skipped. Behind the first one that does not fit, others
+        may pass, a bounded number of times.
+        """
+        seats = self.config.max_num_seqs - sum(len(s.choices) for s in self._running)
+        leaders = PrefillLeaders(self._running, enabled=self._cache.enable_prefix_caching)
+        blocked: Sequence | None = None
+        failures = 0
+        for sequence in self._waiting.first(MAX_LOOKAHEAD):
+            if not seats or not step.token_budget or failures == MAX_ADMISSION_FAILURES:
+                break
+            if blocked is not None and blocked.passes >= self.config.max_passes:
+                break
+            if leaders.still_hold(sequence):
+                continue
+            admitted = len(sequence.choices) <= seats and self._try_admit(
+                sequence, leaders, step, now
+            )
+            if admitted:
+                seats -= len(sequence.choices)
+                if blocked is not None:
+                    blocked.passes += 1
+            elif sequence.held_behind is None:
+                failures += 1
+                blocked = blocked or sequence
+
+    def _try_admit(
+        self, sequence: Sequence, leaders: PrefillLeaders, step: StepBuilder, now: float
+    ) -> bool:
+        """Admit one sequence if its known tokens fit; otherwise leave no trace.
+
+        All pages of the known tokens are reserved now, so a prefill once begun needs no more. When
+        there is no page for the copy that a match inside a page needs, that page is recomputed.
+        """
+        share = not sequence.wants_prompt_logprobs
+        spare = self._watermark if self._running else 0
+        for inside_page in (True, False):
+            table = self._cache.attach(
+                sequence.tokens,
+                namespace=sequence.request.namespace,
+                share=share,
+                inside_page=inside_page,
+            )
+            chunk = None
+            if not (share and leaders.hold(sequence, table)):
+                chunk = step.chunk_for(sequence, table.num_tokens)
+            copies = None
+            if chunk is not None:
+                known = len(sequence.tokens)
+                copies = self._cache.reserve(table, known - table.num_tokens, spare=spare)
+            if chunk is not None and copies is not None:
+                self._waiting.remove(sequence)
+                self._running.add(sequence)
+                sequence.table = table
+                self._note_admission(sequence, table.num_tokens, now)
+                leaders.add(sequence)
+                step.add(chunk, copies)
+                return True
+            self._cache.release(table)
+            if chunk is None:
+                break
+        return False
+
+    def _note_admission(self, sequence: Sequence, num_cached: int, now: float) -> None:
+        sequence.passes = 0
+        if sequence.num_cached is None:  # the first admission; resuming is not a hit
+            sequence.num_cached = min(num_cached, sequence.num_prompt - 1)
+            sequence.first_scheduled_time = now
+            self._counters.prompt_tokens += sequence.num_prompt
+            self._counters.prefix_queries += sequence.num_prompt
+            self._counters.prefix_hits += sequence.num_cached
+
+    # ------------------------------------------------------------------------------- committing
+
+    def _take_samples(
+        self, sequence: Sequence, choices: tuple[int, ...], outcome: ChunkResult, now: float
+    ) -> list[TokenEvent]:
+        """Append the drawn tokens. Where several choices drew from one row, they part here."""
+        samples = dict(zip(choices, outcome.samples, strict=True))
+        holders = [(sequence, samples[sequence.choice])]
+        # Fork before anyone finishes: a finished sequence has no pages left to share.
+        for choice in sequence.choices[1:]:
+            holders.append((self._fork(sequence, choice), samples[choice]))
+        sequence.choices = sequence.choices[:1]
+        return [self._take_sample(holder, sample, now) for holder, sample in holders]
+
+    def _fork(self, leader: Sequence, choice: int) -> Sequence:
+        assert leader.table is not None
+        twin = Sequence(leader.request, (choice,), leader.rank[0])
+        twin.table = self._cache.fork(leader.table)
+        twin.num_cached = leader.num_cached
+        twin.prompt_logprobs = leader.prompt_logprobs
+        twin.first_scheduled_time = leader.first_scheduled_time
+        self._running.add(twin)
+        self._sequences[leader.request.request_id].append(twin)
+        return twin
+
+    def _take_sample(self, sequence: Sequence, sample: Sample, now: float) -> TokenEvent:
+        if sample.error is not None:
+            event = self._failed(sequence, sequence.choice, sample.error)
+            self._remove(sequence)
+            return event
+        request = sequence.request
+        sequence.tokens.append(sample.token_id)
+        self._counters.generation_tokens += 1
+        first = sequence.first_token_time is None
+        if first:
+            sequence.first_token_time = now
+        reason = None
+        if sample.token_id in request.stop_token_ids:
+            reason = FinishReason.STOP
+        elif sequence.num_output >= request.max_tokens:
+            reason = FinishReason.LENGTH
+        wants_scores = first and request.params.prompt_logprobs is not None
+        event = TokenEvent(
+            request_id=request.request_id,
+            choice=sequence.choice,
+            token_id=sample.token_id,
+            logprob=sample.logprob,
+            finish_reason=reason,
+            stop_reason=sample.token_id if reason is FinishReason.STOP else None,
+            num_cached=sequence.num_cached if first else None,
+            prompt_logprobs=tuple(sequence.prompt_logprobs) if wants_scores else None,
+            timings=_timings(sequence, now) if reason is not None else None,
+        )
+        if reason is not None:
+            self._counters.finished[reason] += 1
+            self._remove(sequence)
+        return event
+
+    def _failed(self, sequence: Sequence, choice: int, error: str) -> TokenEvent:
+        self._counters.finished[FinishReason.ERROR] += 1
+        return TokenEvent(
+            request_id=sequence.request.request_id,
+            choice=choice,
+            finish_reason=FinishReason.ERROR,
+            error=error,
+            num_cached=sequence.num_cached,
+        )
+
+    def _remove(self, sequence: Sequence) -> None:
+        """Forget a sequence and release its pages, wherever it is."""
+        if sequence.table is not None:
+            self._cache.release(sequence.table)
+            sequence.table = None
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        siblings = self._sequences[sequence.request.request_id]
+        siblings.remove(sequence)
+        if not siblings:
+            del self._sequences[sequence.request.request_id]
+
+
+def _timings(sequence: Sequence, now: float) -> Timings:
+    scheduled, first = sequence.first_scheduled_time, sequence.first_token_time
+    assert scheduled is not None and first is not None
+    arrival = sequence.request.arrival_time
+    return Timings(queue=scheduled - arrival, prefill=first - scheduled, decode=now - first)

@@ -1,4 +1,5 @@
-"""The engine as the front end sees it. The process-backed client and the tests' fakes implement it.
+"""The engine as others see it: `SteppingEngine` by the loop that drives it, `AsyncEngine` by the
+front end. Torch-free, so that the front end can import them.
 
 A `Mailbox` is registered before its request is submitted, merges events while its reader is slow,
 and never loses one.
@@ -13,6 +14,27 @@ from scheduler import Request, SchedulerStats, TokenEvent
 
 class EngineDeadError(Exception):
     """The engine has died: every open request ends with this, every new one is refused."""
+
+
+class SteppingEngine(Protocol):
+    """What one thread drives, step by step; see `engine.engine.Engine`."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def stats(self) -> SchedulerStats: ...
+
+    def add(self, request: Request) -> None:
+        """Raises `ParameterError` for a request that can never fit."""
+        ...
+
+    def abort(self, request_id: str, choice: int | None = None) -> None: ...
+
+    def step(self) -> list[TokenEvent]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,41 @@
+# Two commands matter: `make serve` and `make test`. Both create the environment they need.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL ?= smollm2-135m
+PORT ?= 8000
+
+.PHONY: serve test check soak env clean
+
+serve: $(VENV)/.server
+	$(BIN)/octavo serve --model $(MODEL) --port $(PORT)
+
+test: $(VENV)/.dev
+	$(BIN)/octavo fetch smollm2-135m
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+soak: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow
+
+env: $(VENV)/.dev
+
+# One environment for both: the second stamp only adds what tests need.
+$(VENV)/.server: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=24'
+	@echo "installing (PyTorch is large: this takes some minutes the first time)"
+	$(BIN)/python -m pip install --quiet --editable '.[server]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.server
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

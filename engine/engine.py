@@ -1,0 +1,50 @@
+"""The three-beat step: schedule, execute, commit. One thread owns an `Engine` and calls it.
+
+The same engine runs in its own process behind the server, in a thread in tests, and in the caller's
+thread in the offline `LLM`.
+"""
+
+import time
+from collections.abc import Callable
+
+from engine.config import EngineInfo
+from engine.model_runner import ModelRunner
+from scheduler import Request, Scheduler, SchedulerStats, TokenEvent
+
+
+class Engine:
+    """Not thread-safe. `clock` gives seconds; arrival times must come from the same one."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        info: EngineInfo,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.info = info
+        self._scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `ParameterError` where it can never fit."""
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        self._scheduler.abort(request_id, choice)
+
+    def step(self) -> list[TokenEvent]:
+        """Run one step of whatever is to be done and return what the outside should see."""
+        plan = self._scheduler.schedule(self._clock())
+        result = self._runner.execute(plan)
+        return self._scheduler.commit(plan, result, self._clock())

@@ -1,0 +1,116 @@
+"""The engine's side of the pipe: `engine_main`, the body of the engine process.
+
+The same function runs in a thread in tests. A reader thread takes commands off the pipe and a
+writer thread puts reports on it, so neither side ever waits for the other with its buffer full. The
+loop drains all commands before each step and sends one message per step; without work it sleeps.
+"""
+
+import logging
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from engine.config import EngineError
+from engine.loading import Reporter
+from engine.messages import Abort, Command, Fatal, Ready, Report, Shutdown, Step, Submit
+from engine.protocols import SteppingEngine
+from scheduler import FinishReason, ParameterError, TokenEvent
+
+logger = logging.getLogger(__name__)
+
+# Builds the engine; is given a function that takes reports of progress.
+EngineBuilder = Callable[[Reporter], SteppingEngine]
+
+
+def engine_process_main(connection: Connection, build: EngineBuilder) -> None:
+    """Entry point of a spawned engine process. Signals from the terminal are left to the parent,
+    whose end closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(level=logging.WARNING, format="octavo engine: %(message)s")
+    engine_main(connection, build)
+
+
+def engine_main(connection: Connection, build: EngineBuilder) -> None:
+    """Build an engine and serve commands until told to stop or until the other side is gone."""
+    reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
+    commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+    writer = threading.Thread(target=_write_reports, args=(connection, reports), daemon=True)
+    reader = threading.Thread(target=_read_commands, args=(connection, commands), daemon=True)
+    writer.start()
+    reader.start()
+    try:
+        engine = build(reports.put)
+        reports.put(Ready(engine.info))
+        _serve(engine, commands, reports)
+    except EngineError as error:
+        reports.put(Fatal(str(error)))
+    except Exception as error:
+        logger.exception("the engine failed")
+        reports.put(Fatal(f"the engine failed: {type(error).__name__}: {error}"))
+    finally:
+        reports.put(None)
+        writer.join()
+        connection.close()
+
+
+def _serve(
+    engine: SteppingEngine,
+    commands: queue.SimpleQueue[Command],
+    reports: queue.SimpleQueue[Report | None],
+) -> None:
+    while True:
+        refusals: list[TokenEvent] = []
+        command = _next_command(commands, wait=not engine.has_work)
+        while command is not None:
+            if isinstance(command, Shutdown):
+                return
+            refusals += _carry_out(engine, command)
+            command = _next_command(commands, wait=False)
+        events = refusals + (engine.step() if engine.has_work else [])
+        reports.put(Step(events, engine.stats))
+
+
+def _next_command(commands: queue.SimpleQueue[Command], *, wait: bool) -> Command | None:
+    try:
+        return commands.get(block=wait)
+    except queue.Empty:
+        return None
+
+
+def _carry_out(engine: SteppingEngine, command: Command) -> list[TokenEvent]:
+    """Returns the events that end a request which was refused."""
+    if isinstance(command, Abort):
+        engine.abort(command.request_id, command.choice)
+    elif isinstance(command, Submit):
+        request = command.unpack()
+        try:
+            engine.add(request)
+        except ParameterError as error:
+            return [
+                TokenEvent(
+                    request.request_id, choice, finish_reason=FinishReason.ERROR, error=str(error)
+                )
+                for choice in range(request.params.n)
+            ]
+    return []
+
+
+def _write_reports(connection: Connection, reports: queue.SimpleQueue[Report | None]) -> None:
+    try:
+        while (report := reports.get()) is not None:
+            connection.send(report)
+    except OSError:
+        pass  # the front end is gone; the reader sees it too and ends the loop
+
+
+def _read_commands(connection: Connection, commands: queue.SimpleQueue[Command]) -> None:
+    try:
+        while True:
+            command = connection.recv()
+            commands.put(command)
+            if isinstance(command, Shutdown):
+                return
+    except (EOFError, OSError):
+        commands.put(Shutdown())

@@ -1,0 +1,63 @@
+"""What crosses the pipe between the front end and the engine, one dataclass per message.
+
+Both ends are our own processes on one machine: messages are pickled, and nothing that a client
+sends is ever unpickled. A prompt's token ids travel as bytes.
+"""
+
+from array import array
+from dataclasses import dataclass, replace
+
+from engine.config import EngineInfo
+from engine.loading import Progress
+from scheduler import Request, SchedulerStats, TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request, its prompt packed as 32-bit ids."""
+
+    request: Request
+    prompt: bytes
+
+    @classmethod
+    def pack(cls, request: Request) -> "Submit":
+        ids = array("i", request.prompt_token_ids)
+        return cls(replace(request, prompt_token_ids=()), ids.tobytes())
+
+    def unpack(self) -> Request:
+        return replace(self.request, prompt_token_ids=tuple(array("i", self.prompt)))
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    request_id: str
+    choice: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Stop after the current step; what is unfinished is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    info: EngineInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """The engine cannot start or go on: one line for the user."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The events of one step, and the counters after it."""
+
+    events: list[TokenEvent]
+    stats: SchedulerStats
+
+
+Command = Submit | Abort | Shutdown
+Report = Progress | Ready | Fatal | Step

@@ -1,0 +1,93 @@
+"""The only part of the loop that touches the device: copies, forward, sampling.
+
+`execute` carries out a plan and changes nothing but the tensors of the page storage. What it reads
+of the sequences (tokens, page tables) stands still during a step.
+"""
+
+import torch
+from torch import nn
+
+from engine.attention import Kernel
+from engine.sampling import SampleRow, sample, score
+from engine.step_inputs import StepInputs, build_inputs
+from kv_cache.storage import PageStorage
+from scheduler import Chunk, ChunkResult, StepPlan, StepResult, TokenLogprob
+
+
+class ModelRunner:
+    """Runs steps of one model over one page storage."""
+
+    def __init__(
+        self, model: nn.Module, storage: PageStorage, kernel: Kernel, *, page_size: int
+    ) -> None:
+        self._model = model
+        self.storage = storage
+        self._kernel = kernel
+        self._page_size = page_size
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Compute a plan's chunks and draw its samples. An empty plan gives an empty result."""
+        if not plan.chunks:
+            return StepResult(())
+        self.storage.copy_pages(plan.copies)
+        logits = self.forward(build_inputs(plan, self.storage, self._page_size))
+        return StepResult(self._read_logits(plan.chunks, logits))
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        """Logits `[rows, vocab]` of the wanted rows, in the model's dtype; writes the pages."""
+        output = self._model(
+            input_ids=inputs.input_ids,
+            position_ids=inputs.position_ids,
+            use_cache=False,
+            logits_to_keep=inputs.logit_rows,
+            paged=(inputs.batch, self._kernel),
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _read_logits(
+        self, chunks: tuple[Chunk, ...], logits: torch.Tensor
+    ) -> tuple[ChunkResult, ...]:
+        """Score and sample, given the logits in the order of `StepInputs.logit_rows`."""
+        rows: list[SampleRow] = []
+        scores = []
+        at = 0
+        for chunk in chunks:
+            scored = logits[at : at + chunk.num_scored]
+            at += chunk.num_scored
+            scores.append(_score_prompt(chunk, scored) if chunk.num_scored else ())
+            if chunk.samples:
+                rows += [_sample_row(chunk, choice, at) for choice in chunk.samples]
+                at += 1
+        samples = iter(sample(logits, rows) if rows else ())
+        return tuple(
+            ChunkResult(
+                computed=chunk.num_tokens,
+                samples=tuple(next(samples) for _ in chunk.samples),
+                prompt_logprobs=prompt_logprobs,
+            )
+            for chunk, prompt_logprobs in zip(chunks, scores, strict=True)
+        )
+
+
+def _score_prompt(chunk: Chunk, logits: torch.Tensor) -> tuple[TokenLogprob, ...]:
+    assert chunk.score_from is not None
+    first = chunk.score_from + 1
+    targets = chunk.sequence.tokens[first : first + chunk.num_scored]
+    return score(logits, targets, chunk.sequence.request.params.prompt_logprobs or 0)
+
+
+def _sample_row(chunk: Chunk, choice: int, row: int) -> SampleRow:
+    sequence = chunk.sequence
+    request = sequence.request
+    return SampleRow(
+        row=row,
+        params=request.params,
+        seed=request.seed,
+        choice=choice,
+        position=chunk.end,
+        tokens=sequence.tokens,
+        num_prompt=sequence.num_prompt,
+        stop_token_ids=request.stop_token_ids,
+    )

@@ -1,0 +1,57 @@
+"""Before the first request: does the model, over pages and in chunks, compute what it computes
+without them? A model that passes something to attention that we do not implement is caught here.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.config import EngineError
+from engine.model_runner import ModelRunner
+from engine.oracle import cold_logits
+from engine.step_inputs import build_inputs
+from kv_cache import CacheManager
+from scheduler import Chunk, Request, SamplingParams, Sequence, StepPlan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# Largest difference, relative to the spread of the logits. Halves of a percent are rounding in
+# 16-bit formats; a missing feature changes logits by the size of their spread.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+
+
+@torch.inference_mode()
+def self_check(
+    model: "PreTrainedModel", runner: ModelRunner, *, page_size: int, num_pages: int
+) -> None:
+    """Compare the last logits of a sequence, computed in two chunks over pages, with a cold
+    forward. Uses pages of the storage, so it runs before the first request. Raises `EngineError`.
+    """
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    length = min(2 * page_size + 3, num_pages * page_size, 64)
+    tokens = tuple((7919 * i + 1) % vocab_size for i in range(length))
+    request = Request(
+        request_id="self-check",
+        prompt_token_ids=tokens,
+        params=SamplingParams(),
+        max_tokens=1,
+        seed=0,
+    )
+    sequence = Sequence(request, (0,), 0)
+    cache = CacheManager(num_pages, page_size, enable_prefix_caching=False)
+    sequence.table = cache.attach(tokens)
+    cache.reserve(sequence.table, length)
+    split = length // 2 + 1
+    logits = torch.empty(0)
+    for start, end in ((0, split), (split, length)):
+        chunk = Chunk(sequence, start, end - start, samples=(0,))
+        logits = runner.forward(build_inputs(StepPlan((chunk,)), runner.storage, page_size))
+        cache.commit(sequence.table, tokens, end - start)
+    expected = cold_logits(model, tokens)[-1]
+    difference = (logits[-1].float() - expected).abs().max().item() / expected.std().item()
+    if not difference <= _TOLERANCE[model.dtype]:
+        raise EngineError(
+            f"this model ({type(model).__name__}) computes something else over pages than without "
+            f"(logits differ by {difference:.3g} of their spread): it cannot be served right"
+        )

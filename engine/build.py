@@ -118,7 +118,8 @@ def _plan_pages(
         available, total = torch.cuda.mem_get_info(device)
         default_bytes = available - int((1 - config.gpu_memory_utilization) * total)
     else:
-        available = available_memory_bytes()
+        # Mapped weights count as free memory until they are read; they will be.
+        available = available_memory_bytes() - loaded.mapped_bytes
     try:
         return plan_pages(
             bytes_per_page=page_bytes(

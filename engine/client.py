@@ -114,6 +114,11 @@ class EngineClient:
     def stats(self) -> SchedulerStats:
         return self._stats
 
+    @property
+    def process_id(self) -> int | None:
+        """The engine process; None before the start, and where the engine runs in a thread."""
+        return getattr(self._worker, "pid", None)
+
     async def start(self) -> None:
         """Start the engine; returns before it is ready."""
         loop = asyncio.get_running_loop()

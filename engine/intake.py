@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence as SequenceOf
 
 from engine.config import EngineInfo
-from scheduler import ParameterError, Request, SamplingParams
+from scheduler import ParameterError, Request, SamplingParams, check_fits
 
 
 class ContextLengthError(ParameterError):
@@ -38,7 +38,7 @@ def build_request(
     stop_token_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         stop_token_ids |= eos_token_ids
-    return Request(
+    request = Request(
         request_id=request_id,
         prompt_token_ids=prompt,
         params=params,
@@ -48,6 +48,13 @@ def build_request(
         namespace=namespace,
         arrival_time=arrival_time,
     )
+    check_fits(
+        request,
+        num_pages=info.num_pages,
+        page_size=info.page_size,
+        max_num_seqs=info.max_num_seqs,
+    )
+    return request
 
 
 def _check_token_ids(prompt: tuple[int, ...], params: SamplingParams, vocab_size: int) -> None:

@@ -5,14 +5,20 @@ writer thread puts reports on it, so neither side ever waits for the other with 
 loop drains all commands before each step and sends one message per step; without work it sleeps.
 """
 
+import gc
 import logging
+import os
 import queue
 import signal
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 
 from engine.config import EngineError
+from engine.garbage import paused_garbage_collection
 from engine.loading import Reporter
 from engine.messages import Abort, Command, Fatal, Ready, Report, Shutdown, Step, Submit
 from engine.protocols import SteppingEngine
@@ -25,11 +31,21 @@ EngineBuilder = Callable[[Reporter], SteppingEngine]
 
 
 def engine_process_main(connection: Connection, build: EngineBuilder) -> None:
-    """Entry point of a spawned engine process. Signals from the terminal are left to the parent,
-    whose end closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Entry point of a spawned engine process. Signals are left to the parent, which may be
+    draining: a terminal and a service manager send them to the whole group. Its end closes the
+    pipe."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.WARNING, format="octavo engine: %(message)s")
-    engine_main(connection, build)
+    engine_main(connection, partial(_build_lean, build))
+
+
+def _build_lean(build: EngineBuilder, report: Reporter) -> SteppingEngine:
+    """Build without looking for garbage, and never look at what was built: it stays."""
+    with paused_garbage_collection():
+        engine = build(report)
+        gc.freeze()
+    return engine
 
 
 def engine_main(connection: Connection, build: EngineBuilder) -> None:
@@ -52,6 +68,8 @@ def engine_main(connection: Connection, build: EngineBuilder) -> None:
     finally:
         reports.put(None)
         writer.join()
+        _hang_up(connection)
+        reader.join()
         connection.close()
 
 
@@ -95,6 +113,12 @@ def _carry_out(engine: SteppingEngine, command: Command) -> list[TokenEvent]:
                 for choice in range(request.params.n)
             ]
     return []
+
+
+def _hang_up(connection: Connection) -> None:
+    """End the pipe for both sides: our reader, which may be waiting in it, and the front end."""
+    with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+        pipe.shutdown(socket.SHUT_RDWR)
 
 
 def _write_reports(connection: Connection, reports: queue.SimpleQueue[Report | None]) -> None:

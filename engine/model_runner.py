@@ -51,31 +51,35 @@ class ModelRunner:
     ) -> tuple[ChunkResult, ...]:
         """Score and sample, given the logits in the order of `StepInputs.logit_rows`."""
         rows: list[SampleRow] = []
-        scores = []
+        scores: list[tuple[TokenLogprob, ...] | ValueError] = []
         at = 0
         for chunk in chunks:
-            scored = logits[at : at + chunk.num_scored]
+            scores.append(_score_prompt(chunk, logits[at : at + chunk.num_scored]))
             at += chunk.num_scored
-            scores.append(_score_prompt(chunk, scored) if chunk.num_scored else ())
             if chunk.samples:
                 rows += [_sample_row(chunk, choice, at) for choice in chunk.samples]
                 at += 1
         samples = iter(sample(logits, rows) if rows else ())
-        return tuple(
-            ChunkResult(
-                computed=chunk.num_tokens,
-                samples=tuple(next(samples) for _ in chunk.samples),
-                prompt_logprobs=prompt_logprobs,
-            )
-            for chunk, prompt_logprobs in zip(chunks, scores, strict=True)
-        )
+        results = []
+        for chunk, scored in zip(chunks, scores, strict=True):
+            drawn = tuple(next(samples) for _ in chunk.samples)
+            if isinstance(scored, ValueError):
+                results.append(ChunkResult(computed=0, error=str(scored)))
+            else:
+                results.append(ChunkResult(chunk.num_tokens, drawn, scored))
+        return tuple(results)
 
 
-def _score_prompt(chunk: Chunk, logits: torch.Tensor) -> tuple[TokenLogprob, ...]:
-    assert chunk.score_from is not None
+def _score_prompt(chunk: Chunk, logits: torch.Tensor) -> tuple[TokenLogprob, ...] | ValueError:
+    """Log-probabilities of the prompt tokens that a chunk scores, or why there are none."""
+    if chunk.score_from is None:
+        return ()
     first = chunk.score_from + 1
     targets = chunk.sequence.tokens[first : first + chunk.num_scored]
-    return score(logits, targets, chunk.sequence.request.params.prompt_logprobs or 0)
+    try:
+        return score(logits, targets, chunk.sequence.request.params.prompt_logprobs or 0)
+    except ValueError as error:  # logits that are not finite: this request fails alone
+        return error
 
 
 def _sample_row(chunk: Chunk, choice: int, row: int) -> SampleRow:

@@ -110,20 +110,23 @@ class CacheManager:
         Returns the page copies to run first (mostly none), or None, with nothing changed, when the
         pool has too few pages to do so and keep `spare` ones available.
         """
-        end = table.num_tokens + num_tokens
-        missing = max(self.pages_for(end) - len(table.pages), 0)
-        first = table.num_tokens // self.page_size
-        locked = [i for i in range(first, len(table.pages)) if not self._writable(table.pages[i])]
-        if missing + len(locked) + spare > self._pool.num_available:
+        needed = self.pages_needed(table, num_tokens)
+        if needed + spare > self._pool.num_available:
             return None
         copies = []
-        for i in locked:
+        for i in self._locked(table):
             source, target = table.pages[i], self._allocate()
             copies.append(PageCopy(source, target))
             table.pages[i] = target
             self._drop_reference(source)
-        table.pages.extend(self._allocate() for _ in range(missing))
+        table.pages.extend(self._allocate() for _ in range(needed - len(copies)))
         return copies
+
+    def pages_needed(self, table: PageTable, num_tokens: int) -> int:
+        """Pages that `reserve` would hand out: those missing, and one for each copy."""
+        assert table in self._tables, "the table was released"
+        end = table.num_tokens + num_tokens
+        return max(self.pages_for(end) - len(table.pages), 0) + len(self._locked(table))
 
     def commit(self, table: PageTable, tokens: Sequence[int], num_tokens: int) -> None:
         """Declare the next `num_tokens` tokens valid: their keys and values have been written.
@@ -153,6 +156,7 @@ class CacheManager:
     def fork(self, table: PageTable) -> PageTable:
         """Open a second table over the same pages. Whoever writes to the unfinished last page
         first gets a copy of it; the last holder writes in place."""
+        assert table in self._tables, "the table was released"
         twin = PageTable(table.namespace, self.page_size)
         twin.pages = table.pages[: self.pages_for(table.num_tokens)]
         twin.num_tokens = table.num_tokens
@@ -192,6 +196,12 @@ class CacheManager:
             assert references == held[page], f"page {page}: {references} != {held[page]} holders"
             is_cached = references == 0 and page in self._index
             assert is_cached == self._pool.is_cached(page), f"page {page} is in the wrong list"
+
+    def _locked(self, table: PageTable) -> list[int]:
+        """Where in the table the pages stand that a write behind the valid tokens would have to
+        copy first. Only the page inside which the valid tokens end can be one."""
+        first = table.num_tokens // self.page_size
+        return [i for i in range(first, len(table.pages)) if not self._writable(table.pages[i])]
 
     def _writable(self, page: int) -> bool:
         return self._pool.references(page) == 1 and page not in self._index

@@ -31,6 +31,10 @@ class PageStorage:
         self._layers = [(layer[0], layer[1]) for layer in self._data]
 
     @property
+    def device(self) -> torch.device:
+        return self._data.device
+
+    @property
     def num_bytes(self) -> int:
         return self._data.numel() * self._data.element_size()
 

@@ -34,6 +34,8 @@ class SchedulerConfig:
 class SchedulerStats(NamedTuple):
     """A snapshot: gauges first, then counters that never fall.
 
+    `num_running` and `num_waiting` count sequences: the choices of a request are one until they
+    part.
     `prefix_queries` and `prefix_hits` count prompt tokens of first admissions: those looked up and
     those found. `prompt_tokens_computed` counts what prefill really computed, again after a
     preemption too.

@@ -27,8 +27,11 @@ class PrefillLeaders:
             self.add(sequence)
 
     def add(self, sequence: Sequence) -> None:
-        """Make a running sequence a leader, if it still has a full page of prefill before it."""
-        if not self._enabled or sequence.table is None or sequence.num_uncomputed <= 1:
+        """Make a running sequence a leader, if it still has a full page of prefill before it.
+
+        One that is being scored does not lead: its prefill goes at the pace of the scores.
+        """
+        if not self._enabled or sequence.table is None or sequence.wants_prompt_logprobs:
             return
         page = _next_page(sequence, sequence.table)
         if page is not None:

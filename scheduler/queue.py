@@ -20,9 +20,6 @@ class RankedQueue:
         """Iterates over a snapshot, so that members may leave and join meanwhile."""
         return map(self._by_rank.__getitem__, tuple(self._ranks))
 
-    def __contains__(self, sequence: Sequence) -> bool:
-        return self._by_rank.get(sequence.rank) is sequence
-
     def add(self, sequence: Sequence) -> None:
         assert sequence.rank not in self._by_rank
         self._by_rank[sequence.rank] = sequence

@@ -62,6 +62,7 @@ class Sequence:
         "held_behind",
         "held_until",
         "num_cached",
+        "pages_awaited",
         "passes",
         "prompt_logprobs",
         "rank",
@@ -84,6 +85,8 @@ class Sequence:
         self.first_scheduled_time: float | None = None
         self.first_token_time: float | None = None
         self.passes = 0  # how often a smaller one was admitted past this one
+        # Pages that must be available before it is worth trying again to admit this one.
+        self.pages_awaited = 0
         # The leader that computes a prefix this one will share, and how far it must have come.
         self.held_behind: Sequence | None = None
         self.held_until = 0

@@ -6,12 +6,12 @@ The names are those of OpenAI and vLLM. Every rejected value raises `ParameterEr
 the field, the value and the limit.
 """
 
-import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1000
 MAX_CHOICES = 128
 MAX_SEED = 2**63 - 1
 
@@ -63,8 +63,16 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, tuple(value))
+            if value is None and name == "allowed_token_ids":
+                continue
+            if not isinstance(value, Collection) or isinstance(value, str | bytes):
+                raise ParameterError(name, f"{name} must be a list, got {value!r:.100}")
+            object.__setattr__(self, name, tuple(value))
+        if not isinstance(self.logit_bias, Mapping):
+            raise ParameterError(
+                "logit_bias",
+                f"logit_bias must map token ids to numbers, got {self.logit_bias!r:.100}",
+            )
         self._check_numbers()
         self._check_lists()
 
@@ -102,6 +110,12 @@ class SamplingParams:
             )
         if any(not isinstance(stop, str) or not stop for stop in self.stop):
             raise ParameterError("stop", "stop must hold non-empty strings")
+        longest = max(map(len, self.stop), default=0)
+        if longest > MAX_STOP_LENGTH:
+            raise ParameterError(
+                "stop",
+                f"stop holds a string of {longest} characters, the limit is {MAX_STOP_LENGTH}",
+            )
         for token_id in self.stop_token_ids:
             _check_int("stop_token_ids", token_id, 0, None)
         if self.allowed_token_ids is not None:
@@ -127,7 +141,8 @@ def _check_float(
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ParameterError(param, f"{param} must be a number, got {value!r}")
-    if not math.isfinite(value) or not low <= value <= high or (low_excluded and value == low):
+    # NaN fails every comparison; an int may be too large for a float, but compares all the same.
+    if not low <= value <= high or (low_excluded and value == low):
         bound = "above" if low_excluded else "at least"
         raise ParameterError(
             param, f"{param} must be {bound} {low:g} and at most {high:g}, got {value}"

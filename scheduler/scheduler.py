@@ -9,6 +9,8 @@ cache, so that resuming is mostly a hit.
 The engine loop is the only caller. Time is handed in, never read.
 """
 
+from enum import Enum, auto
+
 from kv_cache import CacheManager, PageTable
 from scheduler.config import SchedulerConfig, SchedulerStats
 from scheduler.counters import Counters
@@ -19,10 +21,18 @@ from scheduler.sampling_params import ParameterError
 from scheduler.step import ChunkResult, Sample, StepPlan, StepResult, Timings, TokenEvent
 from scheduler.step_builder import StepBuilder
 
-# Waiting sequences that one step looks at, and those among them for which it tries to find room:
-# bounds the cost of a step when the queue is long.
+# Waiting sequences that one step looks at, and how many that do not fit it looks past: bounds the
+# cost of a step when the queue is long.
 MAX_LOOKAHEAD = 512
-MAX_ADMISSION_FAILURES = 16
+MAX_BLOCKED = 16
+
+
+class _Admission(Enum):
+    """What became of an attempt to admit a sequence."""
+
+    ADMITTED = auto()
+    NO_ROOM = auto()  # seats or pages are short
+    NOT_NOW = auto()  # it waits for a leader, or for the budget for scores
 
 
 def check_fits(request: Request, *, num_pages: int, page_size: int, max_num_seqs: int) -> None:
@@ -31,6 +41,8 @@ def check_fits(request: Request, *, num_pages: int, page_size: int, max_num_seqs
     Raises `ParameterError` with both numbers.
     """
     params = request.params
+    if not request.prompt_token_ids:
+        raise ParameterError("prompt", "prompt must hold at least one token")
     if params.n > max_num_seqs:
         raise ParameterError("n", f"n is {params.n}, the server runs {max_num_seqs} sequences")
     # The last generated token is returned, but never written to the cache.
@@ -86,7 +98,7 @@ class Scheduler:
         """End a request, or one of its choices, wherever it is, and free its pages at once.
 
         Returns the number of choices ended (0 for an unknown or finished one). May be called at any
-        time, also between `schedule` and `commit`; no event comes for what was aborted.
+        time but while a plan is being executed; no event comes for what was aborted.
         """
         ended = 0
         for sequence in tuple(self._sequences.get(request_id, ())):
@@ -99,7 +111,10 @@ class Scheduler:
         return ended
 
     def schedule(self, now: float) -> StepPlan:
-        """Decide the next step. An empty plan means that there is nothing to do."""
+        """Decide the next step. An empty plan means that there is nothing to do.
+
+        The plan must be executed and committed, whatever happens meanwhile.
+        """
         step = StepBuilder(
             token_budget=self.config.max_num_batched_tokens,
             score_budget=self.config.max_scored_tokens,
@@ -129,6 +144,8 @@ class Scheduler:
                 events += [self._failed(sequence, c, outcome.error) for c in sequence.choices]
                 self._remove(sequence)
                 continue
+            if len(outcome.prompt_logprobs) != chunk.scored_within(outcome.computed):
+                raise ValueError(f"{len(outcome.prompt_logprobs)} scores came back for {chunk}")
             prompt_left = max(sequence.num_prompt - chunk.start, 0)
             self._counters.prompt_tokens_computed += min(outcome.computed, prompt_left)
             self._cache.commit(sequence.table, sequence.tokens, outcome.computed)
@@ -153,13 +170,12 @@ class Scheduler:
             victim = self._running.last
             if victim is sequence:
                 return False  # nobody ranks lower: it keeps its pages and waits for its turn
-            self._preempt(victim, step)
+            self._preempt(victim)
         step.add(chunk, copies)
         return room
 
-    def _preempt(self, victim: Sequence, step: StepBuilder) -> None:
+    def _preempt(self, victim: Sequence) -> None:
         assert victim.table is not None
-        step.drop(victim)
         self._cache.release(victim.table)
         victim.table = None
         self._running.remove(victim)
@@ -169,72 +185,78 @@ class Scheduler:
     def _admit(self, step: StepBuilder, now: float) -> None:
         """Let waiting sequences in, in rank order, while seats, budget and pages allow.
 
-        A sequence held behind a leader is skipped. Behind the first one that does not fit, others
-        may pass, a bounded number of times.
+        One that waits for something else than room (a leader, the budget for scores) is skipped.
+        One that does not fit is blocked: others may pass it, a bounded number of times.
         """
         seats = self.config.max_num_seqs - sum(len(s.choices) for s in self._running)
         leaders = PrefillLeaders(self._running, enabled=self._cache.enable_prefix_caching)
-        blocked: Sequence | None = None
-        failures = 0
+        blocked: list[Sequence] = []
         for sequence in self._waiting.first(MAX_LOOKAHEAD):
-            if not seats or not step.token_budget or failures == MAX_ADMISSION_FAILURES:
+            if not seats or not step.token_budget or len(blocked) == MAX_BLOCKED:
                 break
-            if blocked is not None and blocked.passes >= self.config.max_passes:
+            if blocked and max(each.passes for each in blocked) >= self.config.max_passes:
                 break
             if leaders.still_hold(sequence):
                 continue
-            admitted = len(sequence.choices) <= seats and self._try_admit(
-                sequence, leaders, step, now
-            )
-            if admitted:
+            admission = _Admission.NO_ROOM
+            if len(sequence.choices) <= seats:
+                admission = self._try_admit(sequence, leaders, step, now)
+            if admission is _Admission.ADMITTED:
                 seats -= len(sequence.choices)
-                if blocked is not None:
-                    blocked.passes += 1
-            elif sequence.held_behind is None:
-                failures += 1
-                blocked = blocked or sequence
+                for each in blocked:
+                    each.passes += 1
+            elif admission is _Admission.NO_ROOM:
+                blocked.append(sequence)
 
     def _try_admit(
         self, sequence: Sequence, leaders: PrefillLeaders, step: StepBuilder, now: float
-    ) -> bool:
+    ) -> "_Admission":
         """Admit one sequence if its known tokens fit; otherwise leave no trace.
 
         All pages of the known tokens are reserved now, so a prefill once begun needs no more. When
         there is no page for the copy that a match inside a page needs, that page is recomputed.
         """
-        share = not sequence.wants_prompt_logprobs
         spare = self._watermark if self._running else 0
-        for inside_page in (True, False):
+        if self._running and self._cache.num_available < sequence.pages_awaited:
+            return _Admission.NO_ROOM  # as at the last try, without looking at its tokens again
+        share = not sequence.wants_prompt_logprobs
+        inside_page = True
+        while True:
+            available = self._cache.num_available
             table = self._cache.attach(
                 sequence.tokens,
                 namespace=sequence.request.namespace,
                 share=share,
                 inside_page=inside_page,
             )
-            chunk = None
-            if not (share and leaders.hold(sequence, table)):
-                chunk = step.chunk_for(sequence, table.num_tokens)
-            copies = None
-            if chunk is not None:
-                known = len(sequence.tokens)
-                copies = self._cache.reserve(table, known - table.num_tokens, spare=spare)
-            if chunk is not None and copies is not None:
+            held = share and leaders.hold(sequence, table)
+            chunk = None if held else step.chunk_for(sequence, table.num_tokens)
+            if chunk is None:
+                self._cache.release(table)
+                return _Admission.NOT_NOW
+            missing = len(sequence.tokens) - table.num_tokens
+            copies = self._cache.reserve(table, missing, spare=spare)
+            if copies is not None:
                 self._waiting.remove(sequence)
                 self._running.add(sequence)
                 sequence.table = table
                 self._note_admission(sequence, table.num_tokens, now)
                 leaders.add(sequence)
                 step.add(chunk, copies)
-                return True
+                return _Admission.ADMITTED
+            shortage = self._cache.pages_needed(table, missing) + spare - self._cache.num_available
+            ends_inside_page = table.num_tokens % table.page_size != 0
             self._cache.release(table)
-            if chunk is None:
-                break
-        return False
+            if not (inside_page and ends_inside_page):
+                sequence.pages_awaited = available + shortage
+                return _Admission.NO_ROOM
+            inside_page = False
 
     def _note_admission(self, sequence: Sequence, num_cached: int, now: float) -> None:
         sequence.passes = 0
+        sequence.pages_awaited = 0
         if sequence.num_cached is None:  # the first admission; resuming is not a hit
-            sequence.num_cached = min(num_cached, sequence.num_prompt - 1)
+            sequence.num_cached = num_cached
             sequence.first_scheduled_time = now
             self._counters.prompt_tokens += sequence.num_prompt
             self._counters.prefix_queries += sequence.num_prompt

@@ -32,14 +32,22 @@ class Chunk:
     @property
     def num_scored(self) -> int:
         """Rows whose logits score the prompt token that follows them."""
+        return self.scored_within(self.num_tokens)
+
+    def scored_within(self, num_tokens: int) -> int:
+        """Like `num_scored`, for the chunk's first `num_tokens` tokens only."""
         if self.score_from is None:
             return 0
-        return min(self.end, self.sequence.num_prompt - 1) - self.score_from
+        end = min(self.start + num_tokens, self.sequence.num_prompt - 1)
+        return max(end - self.score_from, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Chunks in rank order, and the page copies that must run before any of them writes."""
+    """Chunks, and the page copies that must run before any of them writes.
+
+    Every plan must be executed and committed: the pages that it writes are already handed out.
+    """
 
     chunks: tuple[Chunk, ...]
     copies: tuple[PageCopy, ...] = ()

@@ -2,8 +2,8 @@
 
 Registered under `ATTENTION_NAME` in transformers' `AttentionInterface` without a mask function, so
 the model builds no mask and calls `_paged_attention` in every layer with the keywords that its
-forward was given, `paged` among them. Models pass many keywords; those we know are harmless are
-listed, anything else would change the attention's meaning and is refused loudly.
+forward was given, `paged` among them. Models pass many keywords; those known to be harmless are let
+by, anything else would change the attention's meaning and is refused loudly.
 """
 
 import torch
@@ -11,25 +11,9 @@ from torch import nn
 
 from engine.attention.batch import PagedBatch
 from engine.attention.select import Kernel
+from engine.loading.support import meaningful_keywords
 
 ATTENTION_NAME = "octavo"
-
-# Keywords that models pass down and that do not change what attention computes here: the batch
-# carries positions and causality itself, and nothing is trained.
-_HARMLESS = frozenset(
-    {
-        "cache_position",
-        "dropout",
-        "is_causal",
-        "logits_to_keep",
-        "output_attentions",
-        "output_hidden_states",
-        "position_embeddings",
-        "position_ids",
-        "return_dict",
-        "use_cache",
-    }
-)
 
 
 def register_attention() -> None:
@@ -56,9 +40,9 @@ def _paged_attention(
     query `[1, heads, tokens, head_dim]`, key and value `[1, kv_heads, tokens, head_dim]`; returns
     `[1, tokens, heads, head_dim]`. Raises NotImplementedError for a feature we do not implement.
     """
-    unknown = {name for name, setting in others.items() if setting is not None} - _HARMLESS
+    unknown = meaningful_keywords(others)
     if unknown or attention_mask is not None:
-        what = ", ".join(sorted(unknown)) or "an attention mask"
+        what = ", ".join(unknown) or "an attention mask"
         raise NotImplementedError(f"{type(module).__name__} asks attention for {what}")
     batch, kernel = paged
     layer: int = module.layer_idx  # type: ignore[assignment]

@@ -72,7 +72,9 @@ class Tokenizer:
                 f"{param} is not valid Unicode: half of a surrogate pair at character "
                 f"{error.start}",
             ) from None
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # `encode` would hold the interpreter's lock for the whole text, the batch form does not.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -1,0 +1,12 @@
+"""From logits to tokens: what the runner calls at the end of a step (`sample`) and for the
+log-probabilities of a prompt (`score`).
+
+A row's result depends on its own logits, parameters, tokens and seed, bit for bit: never on the
+rows it shares a batch with. A row that cannot be sampled fails alone.
+"""
+
+from engine.sampling.logprobs import score
+from engine.sampling.rows import SampleRow
+from engine.sampling.sampler import sample
+
+__all__ = ["SampleRow", "sample", "score"]

@@ -1,0 +1,76 @@
+"""The app factory: routes, middleware, and the one place where exceptions become replies."""
+
+from functools import partial
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from engine.protocols import AsyncEngine, EngineDeadError
+from engine.text import TemplateError, TokenizerError
+from scheduler import ParameterError
+from server.context import AppContext, TokenizerProvider
+from server.errors import (
+    ApiError,
+    InvalidValueError,
+    MethodNotAllowedError,
+    NotFoundError,
+    to_api_error,
+)
+from server.middleware import ErrorBoundaryMiddleware, RequestIdMiddleware
+from server.openapi import describe
+from server.replies.wire import error_reply
+from server.routes import chat, completions, health, models, tokens
+from server.settings import ServerSettings
+from server.streaming import ClientGoneError
+from server.version import version
+
+# What proxies log for a client that left; nobody reads it.
+CLIENT_CLOSED_REQUEST = 499
+
+
+def create_app(
+    engine: AsyncEngine, tokenizer_provider: TokenizerProvider, settings: ServerSettings
+) -> FastAPI:
+    """An app that serves `engine`, ready or not: until it is, requests get a 503 with the reason.
+
+    `tokenizer_provider` gives the tokenizer once it is loaded, None before.
+    """
+    app = FastAPI(title="Octavo", version=version(), redirect_slashes=False)
+    app.state.context = AppContext(engine, tokenizer_provider, settings)
+    for module in (completions, chat, models, tokens, health):
+        app.include_router(module.router)
+    app.add_middleware(ErrorBoundaryMiddleware)
+    app.add_middleware(RequestIdMiddleware)  # added last: the outermost
+    for kind in (ApiError, ParameterError, TemplateError, TokenizerError, EngineDeadError):
+        app.add_exception_handler(kind, _tell)
+    app.add_exception_handler(HTTPException, _tell_http)
+    for gone in (ClientGoneError, ClientDisconnect):
+        app.add_exception_handler(gone, _tell_nobody)
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]
+    return app
+
+
+async def _tell(request: Request, error: Exception) -> Response:
+    return error_reply(to_api_error(error))
+
+
+async def _tell_http(request: Request, error: Exception) -> Response:
+    """What the framework itself refuses."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path[:200]
+    told: ApiError
+    match error.status_code:
+        case 404:
+            told = NotFoundError(f"no such path: {path}")
+        case 405:
+            told = MethodNotAllowedError(
+                f"{request.method} is not allowed on {path}", headers=dict(error.headers or {})
+            )
+        case _:
+            told = InvalidValueError(str(error.detail))
+    return error_reply(told)
+
+
+async def _tell_nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -1,0 +1,90 @@
+"""What every route needs, in one place: the engine, the tokenizer, the settings, the door.
+
+Built once by `create_app` and kept on `app.state`; there are no module globals.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Annotated, TypeAlias
+
+from fastapi import Depends, Request
+
+from engine.protocols import AsyncEngine
+from engine.text import Tokenizer
+from server.admission import Admission
+from server.errors import EngineLoadingError, ModelNotFoundError
+from server.prompts import PromptReader
+from server.settings import ServerSettings
+
+# Gives the tokenizer, or None while it is not loaded: the model's folder, and with it the
+# tokenizer's files, may exist only once the engine has fetched them.
+TokenizerProvider: TypeAlias = Callable[[], Tokenizer | None]
+
+
+class AppContext:
+    """Lives as long as the app, on the event loop. `admission` counts open calls; nothing else
+    changes."""
+
+    def __init__(
+        self, engine: AsyncEngine, tokenizer_provider: TokenizerProvider, settings: ServerSettings
+    ) -> None:
+        self.engine = engine
+        self.settings = settings
+        self.admission = Admission(engine)
+        self.started_at = int(time.time())
+        self._tokenizer_provider = tokenizer_provider
+        self._prompt_reader: PromptReader | None = None
+
+    def require_ready(self) -> None:
+        """Raise the reason, a 503, unless a request can be served at this moment."""
+        self.admission.require_ready()
+        _ = self.tokenizer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = self._tokenizer_provider()
+        if tokenizer is None:
+            raise EngineLoadingError("the tokenizer is loading")
+        return tokenizer
+
+    def enter(self) -> AbstractContextManager[None]:
+        """A place for one generating call. Raises `UnavailableError` where none can be had."""
+        self.require_ready()
+        return self.admission.enter()
+
+    async def prompt_reader(self) -> PromptReader:
+        """Made on the first call."""
+        if self._prompt_reader is None:
+            self._prompt_reader = await asyncio.to_thread(
+                PromptReader, self.tokenizer, self.engine.info.max_model_len
+            )
+        return self._prompt_reader
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The served name, then its aliases. Raises `EngineDeadError` before the engine is ready
+        where no name was set."""
+        return self.settings.served_model_names or (self.engine.info.model,)
+
+    def resolve_model(self, name: str | None) -> str:
+        """The name that a reply bears. A request that names no model gets the one we serve."""
+        names = self.model_names
+        if name is None:
+            return names[0]
+        if name not in names:
+            raise ModelNotFoundError(
+                f"model {name[:200]!r} is not served here; served: {', '.join(names)}",
+                param="model",
+            )
+        return name
+
+
+def get_context(request: Request) -> AppContext:
+    context = request.app.state.context
+    assert isinstance(context, AppContext)
+    return context
+
+
+Context: TypeAlias = Annotated[AppContext, Depends(get_context)]

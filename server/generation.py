@@ -1,0 +1,238 @@
+"""One API call's work at the engine: submits its requests, turns their tokens into text, and aborts
+whatever is unfinished when the call ends, however it ends.
+
+A call has one request per prompt, each with `n` choices; choice `c` of prompt `p` has the index
+`p * n + c`. Routes create a `Generation`, read `deltas()`, and must call `close()`.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from engine.protocols import AsyncEngine, Mailbox
+from engine.text import OutputStream, Tokenizer
+from scheduler import FinishReason, Request, TokenEvent, TokenLogprob
+from server.errors import GenerationError, ShuttingDownError
+
+logger = logging.getLogger("octavo.server")
+
+
+@dataclass(slots=True)
+class Delta:
+    """What became of one choice since the last delta; merged, all of an answer.
+
+    `logprobs` has one item per token where they were asked for. `ended_by_token` says that the last
+    token ended the answer and is not part of its text.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    ended_by_token: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one call; a prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class _Choice:
+    """One continuation: its text so far, and how many tokens it has cost."""
+
+    __slots__ = ("finished", "index", "num_tokens", "stream")
+
+    def __init__(self, index: int, stream: OutputStream) -> None:
+        self.index = index
+        self.stream = stream
+        self.num_tokens = 0
+        self.finished = False
+
+    def take(self, event: TokenEvent, delta: Delta, *, shows_end_token: bool) -> None:
+        """Add one event of the engine to `delta`."""
+        ends_by_token = event.finish_reason is FinishReason.STOP
+        if event.token_id is not None:
+            self.num_tokens += 1
+            delta.token_ids.append(event.token_id)
+            if event.logprob is not None:
+                delta.logprobs.append(event.logprob)
+            if shows_end_token or not ends_by_token:
+                delta.text += self.stream.push((event.token_id,))
+        if event.finish_reason is not None:
+            delta.text += self.stream.finish()
+            delta.finish_reason = event.finish_reason.value
+        if self.stream.stopped_by is not None:
+            delta.finish_reason = FinishReason.STOP.value
+            delta.stop_reason = self.stream.stopped_by
+        elif ends_by_token:
+            delta.stop_reason = event.stop_reason
+            delta.ended_by_token = not shows_end_token
+        self.finished = delta.finish_reason is not None
+
+
+class _Source:
+    """One request at the engine, and its choices."""
+
+    def __init__(self, request: Request, choices: list[_Choice]) -> None:
+        self.request = request
+        self.choices = choices
+        self.mailbox: Mailbox | None = None
+        self.num_cached = 0
+
+    @property
+    def finished(self) -> bool:
+        return all(choice.finished for choice in self.choices)
+
+
+class Generation:
+    """Belongs to one task at a time. `close` may be called at any moment and more than once.
+
+    `scores_only` drops the generated tokens: the caller wanted the prompt's log-probabilities.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        tokenizer: Tokenizer,
+        requests: Sequence[Request],
+        *,
+        scores_only: bool = False,
+    ) -> None:
+        self._engine = engine
+        self._scores_only = scores_only
+        index = itertools.count()
+        self._sources = [
+            _Source(
+                request,
+                [
+                    _Choice(next(index), _new_stream(tokenizer, request))
+                    for _ in range(request.params.n)
+                ],
+            )
+            for request in requests
+        ]
+        self._shows_end_token = requests[0].params.include_stop_str_in_output
+
+    @property
+    def usage(self) -> Usage:
+        choices = [choice for source in self._sources for choice in source.choices]
+        return Usage(
+            prompt_tokens=sum(len(s.request.prompt_token_ids) for s in self._sources),
+            completion_tokens=sum(choice.num_tokens for choice in choices),
+            cached_tokens=sum(source.num_cached for source in self._sources),
+        )
+
+    def submit(self) -> None:
+        """Hand all requests to the engine. Raises what `AsyncEngine.submit` raises."""
+        for source in self._sources:
+            source.mailbox = self._engine.submit(source.request)
+
+    def close(self) -> None:
+        """Abort what is unfinished."""
+        for source in self._sources:
+            if source.mailbox is not None and not source.finished:
+                self._engine.abort(source.request.request_id)
+            source.mailbox = None
+
+    async def deltas(self) -> AsyncGenerator[list[Delta], None]:
+        """What is new, at most one delta per choice, until all choices have finished.
+
+        Raises `GenerationError` where one of them fails, `EngineDeadError` where the engine dies.
+        """
+        if len(self._sources) == 1:
+            source = self._sources[0]
+            assert source.mailbox is not None
+            while not source.finished:
+                yield self._advance(source, await source.mailbox.get())
+            return
+        waiting = {_next_events(source): source for source in self._sources}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                deltas: list[Delta] = []
+                for task in done:
+                    source = waiting.pop(task)
+                    deltas += self._advance(source, task.result())
+                    if not source.finished:
+                        waiting[_next_events(source)] = source
+                yield deltas
+        finally:
+            await _cancel(waiting)
+
+    def _advance(self, source: _Source, events: Iterable[TokenEvent]) -> list[Delta]:
+        deltas: dict[int, Delta] = {}
+        for event in events:
+            choice = source.choices[event.choice]
+            if choice.finished:
+                continue  # made before the engine heard that a stop string ended it
+            if event.num_cached is not None:
+                source.num_cached = event.num_cached
+            _raise_failure(event)
+            delta = deltas.get(event.choice)
+            if delta is None:
+                delta = deltas[event.choice] = Delta(choice.index)
+            if event.prompt_logprobs is not None:
+                delta.prompt_logprobs = event.prompt_logprobs
+            if self._scores_only:
+                delta.finish_reason = FinishReason.LENGTH.value
+                choice.finished = True
+            else:
+                choice.take(event, delta, shows_end_token=self._shows_end_token)
+            if choice.finished and event.finish_reason is None:
+                self._engine.abort(event.request_id, event.choice)
+        return list(deltas.values())
+
+
+async def collect(generation: Generation) -> list[Delta]:
+    """All of every answer, in the order of the choices."""
+    parts: dict[int, list[Delta]] = {}
+    async with aclosing(generation.deltas()) as batches:
+        async for deltas in batches:
+            for delta in deltas:
+                parts.setdefault(delta.index, []).append(delta)
+    return [_merge(parts[index]) for index in sorted(parts)]
+
+
+def _merge(parts: list[Delta]) -> Delta:
+    return replace(
+        parts[-1],
+        text="".join(part.text for part in parts),
+        token_ids=[token_id for part in parts for token_id in part.token_ids],
+        logprobs=[logprob for part in parts for logprob in part.logprobs],
+        prompt_logprobs=parts[0].prompt_logprobs,
+    )
+
+
+def _new_stream(tokenizer: Tokenizer, request: Request) -> OutputStream:
+    return OutputStream(tokenizer, request.prompt_token_ids, request.params)
+
+
+def _next_events(source: _Source) -> "asyncio.Task[list[TokenEvent]]":
+    assert source.mailbox is not None
+    return asyncio.ensure_future(source.mailbox.get())
+
+
+async def _cancel(tasks: Iterable["asyncio.Task[list[TokenEvent]]"]) -> None:
+    tasks = list(tasks)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _raise_failure(event: TokenEvent) -> None:
+    if event.finish_reason is FinishReason.ERROR:
+        # The engine's own words may hold names and paths of ours: they are for the log.
+        logger.error("request %s failed in the engine: %s", event.request_id, event.error)
+        raise GenerationError("the engine failed on this request")
+    if event.finish_reason is FinishReason.ABORT:
+        raise ShuttingDownError("the engine gave up this request")

@@ -1,0 +1,203 @@
+"""From the bytes of a request's body to a checked model, or an error that names the field.
+
+Three gates in order: size (413, before the bytes are kept), JSON (orjson; what it refuses is looked
+at again to name the field with a NaN or half a surrogate pair), and the pydantic model. A large
+body is parsed and checked in a thread, so that health probes and streams go on meanwhile.
+"""
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar, TypeVar
+
+import orjson
+from fastapi import Request
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from server.errors import (
+    ApiError,
+    InvalidJsonError,
+    InvalidValueError,
+    RequestTooLargeError,
+    UnsupportedError,
+    UnsupportedMediaTypeError,
+)
+from server.settings import ServerSettings
+
+logger = logging.getLogger("octavo.server")
+
+# A body from this size on is parsed off the event loop.
+THREAD_BYTES = 64 * 1024
+MAX_SHOWN_CHARS = 60
+MAX_NAMED_FIELDS = 10
+
+# pydantic's error types in plain words; for the others its own message is used.
+_PHRASES = {
+    "missing": "is required",
+    "string_type": "must be a string",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+    "finite_number": "must be a finite number",
+}
+
+
+class RequestModel(BaseModel):
+    """Base of all request bodies: JSON types are taken as they are, so `true` is no integer and
+    `"1"` no number. A field that is null counts as absent.
+
+    `UNSUPPORTED` names fields that we know and cannot honour, each with the values that ask for
+    nothing. `WITHOUT_EFFECT` names fields that change no answer and are taken without a word.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {}
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def check_sizes(cls, body: dict[str, Any], settings: ServerSettings) -> None:
+        """Refuse lists over their limits, before each item is looked at. Raises `ApiError`."""
+
+
+Model = TypeVar("Model", bound=RequestModel)
+
+
+async def read_body(request: Request, model: type[Model], settings: ServerSettings) -> Model:
+    """The body of a request as `model`. Raises `ApiError`, or starlette's `ClientDisconnect`."""
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise UnsupportedMediaTypeError(
+            f"Content-Type must be application/json, got {abbreviate(content_type)}"
+        )
+    raw = await _read_limited(request, settings.max_body_bytes)
+    if len(raw) < THREAD_BYTES:
+        return parse(raw, model, settings)
+    return await asyncio.to_thread(parse, raw, model, settings)
+
+
+def parse(raw: bytes, model: type[Model], settings: ServerSettings) -> Model:
+    """Parse and check a whole body. Raises `ApiError`."""
+    body = _load_json(raw)
+    if not isinstance(body, dict):
+        raise InvalidJsonError(f"the body must be a JSON object, got {abbreviate(body)}")
+    # A null stands for the default, whether or not the field allows it.
+    body = {name: value for name, value in body.items() if value is not None}
+    _refuse_unsupported(body, model)
+    _warn_of_unknown_fields(body, model)
+    model.check_sizes(body, settings)
+    try:
+        return model.model_validate(body)
+    except ValidationError as error:
+        raise _to_api_error(error.errors(include_url=False)[0]) from None
+
+
+async def _read_limited(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise RequestTooLargeError(f"the body has {declared} bytes, the limit is {limit}")
+    received = bytearray()
+    async for piece in request.stream():
+        received += piece
+        if len(received) > limit:
+            raise RequestTooLargeError(f"the body has more than {limit} bytes, which is the limit")
+    return bytes(received)
+
+
+def _load_json(raw: bytes) -> object:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        reason = str(error)
+    # The standard parser takes NaN, Infinity and unpaired surrogates: it can find where they are.
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise InvalidJsonError(f"the body is not valid JSON: {reason}") from None
+    for path, value in _leaves(body, ""):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidValueError(f"{path} must be a finite number, got {value}", param=path)
+        if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+            raise InvalidValueError(
+                f"{path} holds half of a surrogate pair, which is no character", param=path
+            )
+    raise InvalidJsonError(f"the body is not valid JSON: {reason}")
+
+
+def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Every scalar and key of parsed JSON, with the dotted path to it."""
+    pending = [(path, value)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, dict):
+            yield from ((path or "body", key) for key in value)
+            pending += [(_join(path, key), item) for key, item in value.items()]
+        elif isinstance(value, list):
+            pending += [(_join(path, index), item) for index, item in enumerate(value)]
+        else:
+            yield path, value
+
+
+def _join(path: str, name: str | int) -> str:
+    return f"{path}.{name}" if path else str(name)
+
+
+def _to_api_error(error: ErrorDetails) -> ApiError:
+    param = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "unsupported":  # raised by a validator of ours
+        return UnsupportedError(f"{param} {error['msg']}", param=param)
+    phrase = _PHRASES.get(error["type"], error["msg"].replace("Input should be", "must be"))
+    if error["type"] != "missing":
+        phrase += f", got {abbreviate(error['input'])}"
+    return InvalidValueError(f"{param} {phrase}", param=param)
+
+
+def abbreviate(value: object) -> str:
+    """A JSON value in few characters, for a message."""
+    match value:
+        case str():
+            shown = json.dumps(value[:MAX_SHOWN_CHARS])
+            return shown if len(value) <= MAX_SHOWN_CHARS else f"{shown} and more"
+        case list() | tuple():
+            return f"a list of {len(value)}"
+        case dict():
+            return "an object"
+        case int() if abs(value) >= 10**MAX_SHOWN_CHARS:
+            return "a very large number"
+    return json.dumps(value, default=str)
+
+
+def check_length(body: dict[str, Any], field: str, limit: int) -> None:
+    """Refuse a list or an object with more items than `limit`. Raises `InvalidValueError`."""
+    value = body.get(field)
+    if isinstance(value, list | dict) and len(value) > limit:
+        raise InvalidValueError(
+            f"{field} has {len(value)} items, the limit is {limit}", param=field
+        )
+
+
+def _refuse_unsupported(body: dict[str, Any], model: type[RequestModel]) -> None:
+    for name, harmless in model.UNSUPPORTED.items():
+        value = body.get(name)
+        if value is None or any(type(value) is type(h) and value == h for h in harmless):
+            continue
+        raise UnsupportedError(f"{name} is not supported, got {abbreviate(value)}", param=name)
+
+
+def _warn_of_unknown_fields(body: dict[str, Any], model: type[RequestModel]) -> None:
+    known = model.model_fields.keys() | model.UNSUPPORTED.keys() | model.WITHOUT_EFFECT
+    unknown = [name for name in body if name not in known]
+    if unknown:
+        shown = ", ".join(abbreviate(name) for name in unknown[:MAX_NAMED_FIELDS])
+        more = len(unknown) - MAX_NAMED_FIELDS
+        logger.warning(
+            "ignored unknown request fields: %s%s", shown, f" +{more}" if more > 0 else ""
+        )

@@ -1,0 +1,39 @@
+"""POST /v1/completions."""
+
+from contextlib import ExitStack
+
+from fastapi import APIRouter, Request, Response
+
+from server.context import Context
+from server.openapi import json_body
+from server.protocol.body import read_body
+from server.protocol.completions import CompletionRequest
+from server.replies.completions import CompletionReply
+from server.routes.generate import new_head, respond, submit
+
+router = APIRouter()
+
+
+@router.post("/v1/completions", openapi_extra=json_body(CompletionRequest))
+async def create_completion(http: Request, context: Context) -> Response:
+    """Continue one or many prompts, as text or as token ids."""
+    with ExitStack() as resources:
+        resources.enter_context(context.enter())
+        request = await read_body(http, CompletionRequest, context.settings)
+        head = new_head("cmpl", context.resolve_model(request.model))
+        params = request.to_sampling_params()
+        reader = await context.prompt_reader()
+        prompts = await reader.read(
+            request.prompt, add_special_tokens=request.add_special_tokens, with_text=request.echo
+        )
+        generation = submit(
+            context,
+            resources,
+            head.call_id,
+            prompts,
+            params,
+            request,
+            scores_only=request.scores_only,
+        )
+        reply = CompletionReply(head, request, prompts, context.tokenizer)
+        return await respond(http, context, resources, generation, reply, request)

@@ -1,0 +1,229 @@
+"""`octavo serve`: wires the engine's process, the app and uvicorn, from first line to exit code.
+
+The order matters. The port is bound first, so that a taken one fails at once. The engine is spawned
+before the heavy imports of this side, so both go on together. The app answers while the model
+loads: alive, not ready. Signals are ours, not uvicorn's: the first one drains, the second one cuts
+off; in a container we are process 1, for which SIGTERM has no default.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+from engine.client import EngineClient
+from engine.config import EngineConfig, EngineError, EngineInfo
+from engine.loading import LineReporter
+from engine.protocols import AsyncEngine
+from server.settings import ServerSettings
+from server.version import version
+
+if TYPE_CHECKING:
+    # Heavy, and imported only once the engine has been spawned; see `_serve_at`.
+    from fastapi import FastAPI
+
+    from engine.text import Tokenizer
+
+logger = logging.getLogger("octavo")
+
+BACKLOG = 2048
+
+
+class ServableEngine(AsyncEngine, Protocol):
+    """An engine that can be started and ended; `EngineClient` is one."""
+
+    async def start(self) -> None: ...
+
+    async def wait_ready(self) -> EngineInfo:
+        """Raises `EngineError` where it cannot start."""
+        ...
+
+    async def wait_ended(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def run(config: EngineConfig, settings: ServerSettings) -> int:
+    """Serve until told to stop. Returns the exit code: 0 after a stop signal, else 1."""
+    logging.basicConfig(
+        level=settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    engine = EngineClient.from_config(config, on_progress=LineReporter(logger.info))
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(serve(engine, settings))
+
+
+async def serve(
+    engine: ServableEngine,
+    settings: ServerSettings,
+    on_listening: Callable[[str], None] = lambda address: None,
+) -> int:
+    """What `run` does, on a running loop of the main thread and with any engine.
+
+    `on_listening` is told the base URL once connections are taken.
+    """
+    stop = _StopSignals(asyncio.get_running_loop())
+    try:
+        listener = _listen(settings.host, settings.port)
+    except OSError as error:
+        logger.error(
+            "cannot listen on %s port %d: %s", settings.host, settings.port, error.strerror or error
+        )
+        return 1
+    with listener:
+        await engine.start()
+        try:
+            return await _serve_at(listener, engine, settings, stop, on_listening)
+        except EngineError as error:
+            logger.error("the engine cannot start: %s", error)
+            return 1
+        finally:
+            await engine.close()
+            stop.release()
+
+
+class _StopSignals:
+    """SIGTERM and SIGINT. `asked` is set by the first, `insisted` by the second."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+        self._loop = loop
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._note)
+
+    def release(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+
+    def _note(self) -> None:
+        (self.insisted if self.asked.is_set() else self.asked).set()
+
+
+class _LoadedTokenizer:
+    """Holds the tokenizer once it is there."""
+
+    tokenizer: "Tokenizer | None" = None
+
+    def get(self) -> "Tokenizer | None":
+        return self.tokenizer
+
+
+async def _serve_at(
+    listener: socket.socket,
+    engine: ServableEngine,
+    settings: ServerSettings,
+    stop: _StopSignals,
+    on_listening: Callable[[str], None],
+) -> int:
+    # Here and not above: the engine's process is importing torch meanwhile.
+    from server.app import create_app
+    from server.http_server import HttpServer
+
+    loaded = _LoadedTokenizer()
+    app = create_app(engine, loaded.get, settings)
+    http = HttpServer(app, settings)
+    serving = asyncio.ensure_future(http.serve(sockets=[listener]))
+    serving.add_done_callback(lambda _: stop.asked.set())  # should it ever end by itself
+    address = _address(settings.host, listener)
+    logger.info("octavo %s answers at %s; not ready until the model is loaded", version(), address)
+    on_listening(address)
+    try:
+        await _first(_start(engine, app, loaded, address), stop.asked.wait())
+        if not stop.asked.is_set():
+            await _first(engine.wait_ended(), stop.asked.wait())
+        code = 0 if stop.asked.is_set() else 1
+        if code:
+            logger.error("the engine has ended: %s", engine.state.reason)
+        await _drain(app, settings, stop)
+    finally:
+        http.should_exit = True
+        await serving
+    return code
+
+
+async def _start(
+    engine: ServableEngine, app: "FastAPI", loaded: _LoadedTokenizer, address: str
+) -> None:
+    """Wait for the engine, then load what text needs. Raises `EngineError`."""
+    from engine.text import Tokenizer, TokenizerError
+
+    info = await engine.wait_ready()
+    try:
+        loaded.tokenizer = await asyncio.to_thread(Tokenizer.load, info.model_dir)
+    except TokenizerError as error:
+        raise EngineError(str(error)) from error
+    await app.state.context.prompt_reader()
+    for line in start_lines(info, address, app.state.context.model_names):
+        logger.info("%s", line)
+
+
+async def _drain(app: "FastAPI", settings: ServerSettings, stop: _StopSignals) -> None:
+    admission = app.state.context.admission
+    if admission.num_open:
+        logger.info(
+            "stopping: %d open requests may go on for %g s",
+            admission.num_open,
+            settings.shutdown_timeout,
+        )
+
+    async def insist() -> None:
+        await stop.insisted.wait()
+        admission.cut_off()
+
+    insisting = asyncio.ensure_future(insist())
+    num_cut_off = await admission.drain(settings.shutdown_timeout)
+    insisting.cancel()
+    if num_cut_off:
+        logger.warning("cut off %d open requests", num_cut_off)
+
+
+def start_lines(info: EngineInfo, address: str, names: tuple[str, ...]) -> list[str]:
+    """What the person who started the server wants to know, in plain words."""
+    return [
+        f"model {info.model} as {info.dtype} from {info.model_dir}",
+        f"device {info.device}, {info.threads} threads, attention by {info.attention}",
+        f"cache {info.num_pages} pages of {info.page_size} tokens: {info.num_slots} tokens fit",
+        *info.notes,
+        f"at once up to {info.max_num_seqs} sequences, {info.max_num_batched_tokens} tokens a "
+        f"step; prefix caching {'on' if info.enable_prefix_caching else 'off'}",
+        f"ready after {info.load_seconds:.1f} s: {address}/v1 serves {', '.join(names)}",
+    ]
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, _, _, _, bound = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    return socket.create_server(bound[:2], family=family, backlog=BACKLOG)
+
+
+def _address(host: str, listener: socket.socket) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}"
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return None
+    return uvloop.new_event_loop
+
+
+async def _first(*work: Coroutine[Any, Any, object]) -> None:
+    """Wait until the first of these is done, cancel the others, pass on what it raised."""
+    tasks = [asyncio.ensure_future(item) for item in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

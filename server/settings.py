@@ -1,0 +1,41 @@
+"""Every setting of the HTTP side, as plain data. Built by the command line, read everywhere."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """`served_model_names`: the first is what replies and /v1/models say, all are accepted in
+    requests; empty means the engine's own name for its model. The `max_*` limits bound what one
+    call may ask for, so that no caller can exhaust the memory; times are seconds.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_model_names: tuple[str, ...] = ()
+    max_body_bytes: int = 16 * 2**20
+    max_prompts: int = 1024
+    max_n: int = 128
+    max_choices: int = 2048  # prompts times n of one call
+    max_messages: int = 4096
+    max_listed_token_ids: int = 16_384  # in stop_token_ids, allowed_token_ids and logit_bias each
+    keepalive_interval: float = 15.0  # a silent stream sends a comment line this often; 0: never
+    shutdown_timeout: float = 30.0  # how long open requests may go on after a stop signal
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_body_bytes",
+            "max_prompts",
+            "max_n",
+            "max_choices",
+            "max_messages",
+            "max_listed_token_ids",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port must be between 0 and 65535, got {self.port}")
+        for name in ("keepalive_interval", "shutdown_timeout"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

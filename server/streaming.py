@@ -1,0 +1,175 @@
+"""Replies that outlive one `await`: event streams, and plain replies whose client may leave.
+
+Both watch the connection while they work. A client that leaves, or the end of the time to drain,
+ends the work at once; whatever ends it, the call's clean-up runs: requests are aborted and the
+place inside is given back.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AbstractContextManager, aclosing
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
+
+from server.errors import ShuttingDownError, to_api_error
+from server.generation import Delta, Generation, Usage
+from server.replies.wire import DONE, KEEP_ALIVE, error_event
+
+Result = TypeVar("Result")
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    # Neither a cache nor a buffering proxy may hold back what belongs to a person waiting.
+    "Cache-Control": "no-cache, no-store, no-transform",
+    "X-Accel-Buffering": "no",
+}
+# How long the last words of a stream may wait for a client that does not read.
+LAST_WORDS_SECONDS = 1.0
+
+
+class ClientGoneError(Exception):
+    """The client left before its answer was complete. Nobody is there to be told."""
+
+
+class Reply(Protocol):
+    """Formats one call's deltas as events; the two endpoints differ in this only."""
+
+    def opening(self) -> bytes: ...
+
+    def chunk(self, delta: Delta) -> bytes: ...
+
+    def usage_chunk(self, usage: Usage) -> bytes: ...
+
+
+async def events(
+    generation: Generation, reply: Reply, *, include_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """The body of a stream. A failure becomes its last event, in place of `[DONE]`."""
+    try:
+        if opening := reply.opening():
+            yield opening
+        async with aclosing(generation.deltas()) as batches:
+            async for deltas in batches:
+                if data := b"".join([reply.chunk(delta) for delta in deltas]):
+                    yield data
+        if include_usage:
+            yield reply.usage_chunk(generation.usage)
+        yield DONE
+    except Exception as error:
+        yield error_event(to_api_error(error))
+
+
+class EventStream(Response):
+    """Sends events as they come, and a comment line when none has come for a while.
+
+    Owns `resources`, closed when the stream ends for whatever reason. `cutoff` ends it early, with
+    an error event.
+    """
+
+    def __init__(
+        self,
+        body: AsyncGenerator[bytes, None],
+        *,
+        resources: AbstractContextManager[object],
+        cutoff: "asyncio.Future[None]",
+        keepalive_interval: float,
+    ) -> None:
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+        self._body = body
+        self._resources = resources
+        self._cutoff = cutoff
+        self._keepalive_interval = keepalive_interval
+        self._last_sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._resources:
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                }
+            )
+            async with aclosing(self._body):
+                await self._send_body(receive, send)
+
+    async def _send_body(self, receive: Receive, send: Send) -> None:
+        writer = asyncio.ensure_future(self._write(send))
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        beats = asyncio.ensure_future(self._keep_alive(send))
+        try:
+            await _first(writer, leaving, self._cutoff)
+        finally:
+            await _end({beats, leaving})
+            completed = writer.done()
+            await _end({writer})
+        if completed:
+            writer.result()
+            await _send_piece(send, b"", more=False)
+        elif self._cutoff.done():
+            last_words = error_event(ShuttingDownError("the server is shutting down"))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORDS_SECONDS):
+                    await _send_piece(send, last_words, more=False)
+
+    async def _write(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        async for piece in self._body:
+            await _send_piece(send, piece, more=True)
+            self._last_sent = loop.time()
+
+    async def _keep_alive(self, send: Send) -> None:
+        if self._keepalive_interval == 0:
+            return
+        loop = asyncio.get_running_loop()
+        self._last_sent = loop.time()
+        while True:
+            silence = loop.time() - self._last_sent
+            if silence < self._keepalive_interval:
+                await asyncio.sleep(self._keepalive_interval - silence)
+            else:
+                await _send_piece(send, KEEP_ALIVE, more=True)
+                self._last_sent = loop.time()
+
+
+async def while_connected(
+    request: Request, work: Coroutine[Any, Any, Result], cutoff: "asyncio.Future[None]"
+) -> Result:
+    """The result of `work`, which is cancelled when the client leaves or at the cutoff.
+
+    Raises `ClientGoneError` or `ShuttingDownError` then. The request's body must have been read.
+    """
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(request.receive))
+    try:
+        await _first(task, leaving, cutoff)
+        if task.done():
+            return task.result()
+        if cutoff.done():
+            raise ShuttingDownError("the server is shutting down")
+        raise ClientGoneError
+    finally:
+        await _end({task, leaving})
+
+
+async def _first(*futures: "asyncio.Future[Any]") -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_piece(send: Send, piece: bytes, *, more: bool) -> None:
+    await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
+async def _end(tasks: "set[asyncio.Task[Any]]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,44 @@
+"""Long inputs are worked on in a thread: the event loop answers others meanwhile."""
+
+import asyncio
+import threading
+
+import pytest
+
+LONG = "hello world " * 1000
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "method"),
+    [
+        ("/v1/completions", {"prompt": LONG}, "encode"),
+        ("/v1/completions", {"prompt": ["hi"] * 1000}, "encode"),
+        ("/v1/completions", {"prompt": [5] * 5000, "echo": True}, "decode"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": LONG}]},
+            "render_chat",
+        ),
+        ("/tokenize", {"prompt": LONG}, "encode"),
+        ("/detokenize", {"tokens": [5] * 5000}, "decode"),
+    ],
+)
+async def test_health_answers_while_a_long_input_is_tokenized(
+    new_engine, new_client, tokenizer, monkeypatch, path, body, method
+):
+    client = new_client(new_engine("x", max_model_len=10**5, num_pages=10**5))
+    assert (await client.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+    entered, released = threading.Event(), threading.Event()
+    original = getattr(type(tokenizer), method)
+
+    def blocking(self, *arguments, **options):
+        entered.set()
+        assert released.wait(20)
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(type(tokenizer), method, blocking)
+    call = asyncio.create_task(client.post(path, json=body))
+    assert await asyncio.to_thread(entered.wait, 20)
+    assert (await client.get("/health/ready")).status_code == 200
+    released.set()
+    assert (await call).status_code == 200

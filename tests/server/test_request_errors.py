@@ -1,0 +1,335 @@
+"""What a wrong request is told: always an envelope, with the field, the value and the limit."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hello"}]
+JSON = {"content-type": "application/json"}
+
+
+def error_of(response, status, code, param=None):
+    """The error of a reply, once its shape, status and code are as they should be."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    error = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["code"], error["param"]) == (code, param)
+    assert error["type"] == ("server_error" if status >= 500 else "invalid_request_error")
+    for word in ("Error", "Traceback", "pydantic", ".py"):
+        assert word not in error["message"]
+    return error
+
+
+@pytest.fixture
+def client(new_engine, new_client):
+    return new_client(new_engine("x"))
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/v1", "/v1/completions/"])
+async def test_an_unknown_path_is_a_404(client, path):
+    error = error_of(await client.get(path), 404, "not_found")
+    assert path in error["message"]
+
+
+async def test_a_wrong_method_is_a_405_that_names_the_right_one(client):
+    response = await client.get(COMPLETIONS)
+    error_of(response, 405, "method_not_allowed")
+    assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_a_body_not_declared_as_json_is_a_415(client, content_type):
+    response = await client.post(
+        COMPLETIONS, content=b'{"prompt":"x"}', headers={"content-type": content_type}
+    )
+    error_of(response, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b'{"prompt": "x",}', b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b"nan"]
+)
+async def test_a_body_that_is_no_json_object_is_a_400(client, raw):
+    error_of(await client.post(COMPLETIONS, content=raw, headers=JSON), 400, "invalid_json")
+
+
+@pytest.mark.parametrize("field", ["temperature", "top_p"])
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
+async def test_numbers_that_are_not_finite_are_refused_by_name(client, field, literal):
+    raw = f'{{"prompt": "x", "{field}": {literal}}}'.encode()
+    response = await client.post(COMPLETIONS, content=raw, headers=JSON)
+    error_of(response, 400, "invalid_value", field)
+
+
+async def test_a_nested_number_that_is_not_finite_is_refused_by_its_path(client):
+    raw = b'{"prompt": "x", "logit_bias": {"5": NaN}}'
+    response = await client.post(COMPLETIONS, content=raw, headers=JSON)
+    error_of(response, 400, "invalid_value", "logit_bias.5")
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+@pytest.mark.parametrize(
+    ("path", "field", "param"),
+    [
+        (COMPLETIONS, '"prompt": "%s"', "prompt"),
+        (COMPLETIONS, '"prompt": ["a", "%s"]', "prompt.1"),
+        (CHAT, '"messages": [{"role": "user", "content": "%s"}]', "messages.0.content"),
+    ],
+)
+async def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_taken(
+    client, stream, path, field, param
+):
+    raw = f'{{"stream": {stream}, {field}}}'
+    response = await client.post(path, content=(raw % r"x\ud83d").encode(), headers=JSON)
+    error_of(response, 400, "invalid_value", param)
+    response = await client.post(path, content=(raw % r"x\ud83d\ude42").encode(), headers=JSON)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "nan"),
+        ("temperature", -0.1),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -2),
+        ("min_p", 2),
+        ("n", 0),
+        ("n", "2"),
+        ("n", True),
+        ("max_tokens", 1.5),
+        ("max_tokens", -1),
+        ("max_tokens", "16"),
+        ("max_tokens", 0),
+        ("seed", 2**63),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("presence_penalty", 3),
+        ("stop", 5),
+        ("stop_token_ids", [10**6]),
+        ("allowed_token_ids", []),
+        ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"999999": 1}),
+        ("logit_bias", [1]),
+        ("stream", "true"),
+        ("echo", 1),
+        ("cache_salt", ""),
+        ("model", 5),
+    ],
+)
+async def test_a_wrong_value_is_refused_by_field_and_value(client, field, value):
+    response = await client.post(COMPLETIONS, json={"prompt": "x", field: value})
+    error = error_of(response, 400, "invalid_value", field)
+    assert field in error["message"]
+
+
+async def test_a_wrong_item_is_named_by_its_place(client):
+    response = await client.post(COMPLETIONS, json={"prompt": "x", "stop": ["a", 5]})
+    error = error_of(response, 400, "invalid_value", "stop.1")
+    assert error["message"] == "stop.1 must be a string, got 5"
+
+
+@pytest.mark.parametrize("prompt", ["", [""], [], [[]], ["a", ""], [[5], []]])
+async def test_an_empty_prompt_is_refused(client, prompt):
+    error_of(
+        await client.post(COMPLETIONS, json={"prompt": prompt}), 400, "invalid_value", "prompt"
+    )
+
+
+@pytest.mark.parametrize("prompt", [5, [1.5], [True], ["a", 5], [[1], "a"], [[True]], {"a": 1}])
+async def test_a_prompt_of_another_type_is_refused(client, prompt):
+    error_of(
+        await client.post(COMPLETIONS, json={"prompt": prompt}), 400, "invalid_value", "prompt"
+    )
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**31, 2**63, 2**64, 10**6])
+async def test_a_token_id_outside_the_vocabulary_is_refused(client, token_id):
+    error_of(
+        await client.post(COMPLETIONS, json={"prompt": [token_id]}), 400, "invalid_value", "prompt"
+    )
+
+
+async def test_a_missing_prompt_is_named(client):
+    error = error_of(await client.post(COMPLETIONS, json={}), 400, "invalid_value", "prompt")
+    assert error["message"] == "prompt is required"
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ("hello", "messages"),
+        ([], "messages"),
+        (None, "messages"),
+        (["hello"], "messages.0"),
+        ([{"role": "user"}], "messages.0.content"),
+        ([{"role": "user", "content": 5}], "messages.0.content"),
+        ([{"role": "user", "content": ["x"]}], "messages.0.content"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content"),
+        ([{"role": "nobody", "content": "x"}], "messages.0.role"),
+        ([*MESSAGES, {"content": "x"}], "messages.1.role"),
+    ],
+)
+async def test_wrong_messages_are_named_by_their_place(client, messages, param):
+    response = await client.post(CHAT, json={"messages": messages})
+    error_of(response, 400, "invalid_value", param)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_an_unknown_model_is_a_404_that_names_the_served_ones(new_engine, new_client, path):
+    client = new_client(new_engine("x"), served_model_names=("first", "alias"))
+    body = {"prompt": "x"} if path == COMPLETIONS else {"messages": MESSAGES}
+    error = error_of(
+        await client.post(path, json={**body, "model": "tiny"}), 404, "model_not_found", "model"
+    )
+    assert "first" in error["message"]
+    for name in ("first", "alias"):
+        response = await client.post(path, json={**body, "model": name})
+        assert response.json()["model"] == name
+    assert (await client.post(path, json=body)).json()["model"] == "first"
+
+
+async def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(new_engine, new_client):
+    client = new_client(new_engine("x", max_model_len=64))
+    response = await client.post(COMPLETIONS, json={"prompt": [5] * 65})
+    error = error_of(response, 400, "context_length_exceeded", "prompt")
+    assert "65" in error["message"] and "64" in error["message"]
+    messages = [{"role": "user", "content": "x " * 64}]
+    response = await client.post(CHAT, json={"messages": messages})
+    error_of(response, 400, "context_length_exceeded", "messages")
+
+
+async def test_prompt_and_answer_beyond_the_context_are_refused_with_three_numbers(
+    new_engine, new_client
+):
+    client = new_client(new_engine("x", max_model_len=64))
+    response = await client.post(COMPLETIONS, json={"prompt": [5] * 60, "max_tokens": 10})
+    error = error_of(response, 400, "context_length_exceeded", "max_tokens")
+    assert all(number in error["message"] for number in ("60", "10", "64"))
+
+
+async def test_a_request_that_the_cache_can_never_hold_is_refused(new_engine, new_client):
+    client = new_client(new_engine("x", num_pages=4))
+    response = await client.post(COMPLETIONS, json={"prompt": [5] * 10, "max_tokens": 10})
+    error = error_of(response, 400, "invalid_value", "max_tokens")
+    assert "16" in error["message"]
+
+
+async def test_a_text_that_is_certainly_too_long_is_refused_before_it_is_tokenized(
+    new_engine, new_client, tokenizer, monkeypatch
+):
+    client = new_client(new_engine("x"))
+
+    def encode(self, text, **options):
+        raise AssertionError("tokenized in vain")
+
+    monkeypatch.setattr(type(tokenizer), "encode", encode)
+    huge = "x" * 2_000_000
+    response = await client.post(COMPLETIONS, json={"prompt": huge})
+    error_of(response, 400, "context_length_exceeded", "prompt")
+    response = await client.post(CHAT, json={"messages": [{"role": "user", "content": huge}]})
+    error_of(response, 400, "context_length_exceeded", "messages")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, {"prompt": "x", "n": 10**6}, "n"),
+        (COMPLETIONS, {"prompt": ["x"] * 10**5}, "prompt"),
+        (COMPLETIONS, {"prompt": [[5]] * 10**5}, "prompt"),
+        (COMPLETIONS, {"prompt": ["x"] * 1000, "n": 100}, "n"),
+        (COMPLETIONS, {"prompt": "x", "stop": ["a"] * 10**5}, "stop"),
+        (COMPLETIONS, {"prompt": "x", "stop_token_ids": [5] * 10**5}, "stop_token_ids"),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "logit_bias": {str(i): 1 for i in range(10**5)}},
+            "logit_bias",
+        ),
+        (CHAT, {"messages": MESSAGES * 10**5}, "messages"),
+    ],
+)
+async def test_absurd_sizes_are_refused(client, path, body, param):
+    error_of(await client.post(path, json=body), 400, "invalid_value", param)
+
+
+async def test_limits_are_settings(new_engine, new_client):
+    client = new_client(new_engine("x"), max_prompts=2, max_n=3, max_choices=4, max_messages=1)
+    for body, param in (
+        ({"prompt": ["x"] * 3}, "prompt"),
+        ({"prompt": "x", "n": 4}, "n"),
+        ({"prompt": ["x"] * 2, "n": 3}, "n"),
+    ):
+        error_of(await client.post(COMPLETIONS, json=body), 400, "invalid_value", param)
+    response = await client.post(CHAT, json={"messages": MESSAGES * 2})
+    error_of(response, 400, "invalid_value", "messages")
+    assert (await client.post(COMPLETIONS, json={"prompt": ["x"] * 2, "n": 2})).status_code == 200
+
+
+@pytest.mark.parametrize("declared", [True, False])
+async def test_a_body_over_the_limit_is_a_413(new_engine, new_client, declared):
+    client = new_client(new_engine("x"), max_body_bytes=1000)
+    raw = json.dumps({"prompt": "x" * 1000}).encode()
+
+    async def pieces():
+        yield raw
+
+    content = raw if declared else pieces()
+    response = await client.post(COMPLETIONS, content=content, headers=JSON)
+    error = error_of(response, 413, "request_too_large")
+    assert "1000" in error["message"]
+
+
+async def test_a_large_body_is_taken(client, new_engine, new_client):
+    body = {"prompt": "x", "metadata": {"note": "y" * 200_000}}
+    assert (await client.post(COMPLETIONS, json=body)).status_code == 200
+
+
+async def test_a_fault_of_ours_is_a_500_without_its_words(new_engine, new_client, caplog):
+    engine = new_engine("x")
+    engine.submit = None
+    response = await new_client(engine).post(COMPLETIONS, json={"prompt": "x"})
+    error_of(response, 500, "internal_error")
+    assert "NoneType" not in response.text
+    assert any(record.exc_info for record in caplog.records)
+
+
+async def test_the_callers_request_id_is_echoed_in_printable_form(client):
+    response = await client.get("/health", headers={"x-request-id": "trace-1"})
+    assert response.headers["x-request-id"] == "trace-1"
+    response = await client.get("/health", headers={"x-request-id": b"a\xe9\tb" + b"c" * 500})
+    assert response.headers["x-request-id"] == "ab" + "c" * 126
+    response = await client.get("/nowhere")
+    assert len(response.headers["x-request-id"]) == 32
+
+
+async def test_equal_request_ids_get_their_own_answers(new_engine, new_client):
+    engine = new_engine("hello world")
+    client = new_client(engine)
+
+    async def ask():
+        return await client.post(
+            COMPLETIONS, json={"prompt": "x"}, headers={"x-request-id": "same"}
+        )
+
+    first, second = await asyncio.gather(ask(), ask())
+    assert first.json()["choices"] == second.json()["choices"]
+    assert first.json()["id"] != second.json()["id"]
+    assert len({request.request_id for request in engine.requests}) == 2
+
+
+def test_a_huge_body_is_refused_without_being_kept(new_engine, live_server, tokenizer):
+    url = live_server(new_engine("x"), tokenizer)
+    megabyte = b" " * 2**20
+    response = httpx.post(
+        url + COMPLETIONS, content=(megabyte for _ in range(200)), headers=JSON, timeout=60
+    )
+    error_of(response, 413, "request_too_large")
+    assert httpx.get(url + "/health").status_code == 200

@@ -18,7 +18,17 @@ from multiprocessing.connection import Connection
 from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.loading import Progress, Reporter
 from engine.main_loop import EngineBuilder, engine_main, engine_process_main
-from engine.messages import Abort, Command, Fatal, Ready, Report, Shutdown, Step, Submit
+from engine.messages import (
+    Abort,
+    Command,
+    Fatal,
+    Ready,
+    Report,
+    ResetPrefixCache,
+    Shutdown,
+    Step,
+    Submit,
+)
 from engine.protocols import EngineDeadError, EngineState, SteppingEngine
 from scheduler import Request, SchedulerStats, TokenEvent
 
@@ -170,6 +180,11 @@ class EngineClient:
         if not mailbox.open_choices:
             del self._mailboxes[request_id]
         self._commands.put(Abort(request_id, choice))
+
+    def reset_prefix_cache(self) -> None:
+        if self._state.phase != "ready":
+            raise EngineDeadError(self._state.reason)
+        self._commands.put(ResetPrefixCache())
 
     async def close(self) -> None:
         """Stop the engine and wait for its end. What is unfinished fails."""

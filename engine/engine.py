@@ -43,6 +43,10 @@ class Engine:
     def abort(self, request_id: str, choice: int | None = None) -> None:
         self._scheduler.abort(request_id, choice)
 
+    def reset_prefix_cache(self) -> None:
+        """Drop all cached pages that nobody holds. What runs is not disturbed."""
+        self._scheduler.reset_cache()
+
     def step(self) -> list[TokenEvent]:
         """Run one step of whatever is to be done and return what the outside should see."""
         plan = self._scheduler.schedule(self._clock())

@@ -25,6 +25,7 @@ def build_request(
     eos_token_ids: frozenset[int],
     arrival_time: float,
     namespace: str = "",
+    cache_report: bool = False,
 ) -> Request:
     """Check a prompt against the engine's limits and resolve what the client left open.
 
@@ -46,6 +47,7 @@ def build_request(
         seed=secrets.randbits(63) if params.seed is None else params.seed,
         stop_token_ids=stop_token_ids,
         namespace=namespace,
+        cache_report=cache_report,
         arrival_time=arrival_time,
     )
     check_fits(

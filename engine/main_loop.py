@@ -20,7 +20,17 @@ from multiprocessing.connection import Connection
 from engine.config import EngineError
 from engine.garbage import paused_garbage_collection
 from engine.loading import Reporter
-from engine.messages import Abort, Command, Fatal, Ready, Report, Shutdown, Step, Submit
+from engine.messages import (
+    Abort,
+    Command,
+    Fatal,
+    Ready,
+    Report,
+    ResetPrefixCache,
+    Shutdown,
+    Step,
+    Submit,
+)
 from engine.protocols import SteppingEngine
 from scheduler import FinishReason, ParameterError, TokenEvent
 
@@ -101,6 +111,8 @@ def _carry_out(engine: SteppingEngine, command: Command) -> list[TokenEvent]:
     """Returns the events that end a request which was refused."""
     if isinstance(command, Abort):
         engine.abort(command.request_id, command.choice)
+    elif isinstance(command, ResetPrefixCache):
+        engine.reset_prefix_cache()
     elif isinstance(command, Submit):
         request = command.unpack()
         try:

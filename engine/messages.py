@@ -35,6 +35,11 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetPrefixCache:
+    """Drop all cached pages that nobody holds, before the next step."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Stop after the current step; what is unfinished is dropped."""
 
@@ -59,5 +64,5 @@ class Step:
     stats: SchedulerStats
 
 
-Command = Submit | Abort | Shutdown
+Command = Submit | Abort | ResetPrefixCache | Shutdown
 Report = Progress | Ready | Fatal | Step

@@ -34,6 +34,8 @@ class SteppingEngine(Protocol):
 
     def abort(self, request_id: str, choice: int | None = None) -> None: ...
 
+    def reset_prefix_cache(self) -> None: ...
+
     def step(self) -> list[TokenEvent]: ...
 
 
@@ -69,6 +71,11 @@ class AsyncEngine(Protocol):
 
         No further event comes for what was aborted.
         """
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Drop all cached pages that no running sequence holds. What is submitted after this finds
+        none of them. Raises `EngineDeadError` where the engine cannot take it."""
         ...
 
     @property

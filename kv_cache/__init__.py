@@ -3,7 +3,14 @@
 Torch-free but for `kv_cache.storage`, which holds the tensors; nothing here imports a layer above.
 """
 
-from kv_cache.manager import CacheManager, CacheUsage, PageCopy
+from kv_cache.manager import CacheManager, CacheUsage, MissReason, PageCopy, PrefixReport
 from kv_cache.page_table import PageTable
 
-__all__ = ["CacheManager", "CacheUsage", "PageCopy", "PageTable"]
+__all__ = [
+    "CacheManager",
+    "CacheUsage",
+    "MissReason",
+    "PageCopy",
+    "PageTable",
+    "PrefixReport",
+]

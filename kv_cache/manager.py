@@ -4,7 +4,7 @@
 the scheduler its only caller. One rule makes copy-on-write: **a page may be written only by its
 single owner while it is not indexed**. `reserve` replaces any page that breaks the rule and returns
 the copy as data, so forks, prompts that are cached whole and prefixes that part inside a page need
-no code of their own.
+no code of their own. `reset` is for an operator, `explain` for a curious client.
 
     attach ----> reserve ----> (the step runs) ----> commit --+--> release
                     ^                                |        |
@@ -12,6 +12,7 @@ no code of their own.
 """
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 from kv_cache.page_table import PageTable
@@ -33,6 +34,27 @@ class CacheUsage(NamedTuple):
     in_use: int
     cached: int
     free: int
+
+
+class MissReason(StrEnum):
+    """Why the first prompt token that was not taken from the cache was not."""
+
+    NEVER_SEEN = "never_seen"  # not under this namespace, or so long ago that it is forgotten
+    EVICTED = "evicted"
+    PARTIAL_PAGE = "partial_page"  # what is left fills no page, and only full ones are indexed
+    LAST_TOKEN = "last_token"  # cached, but computed anew: there is no sampling without its logits
+    NO_FREE_PAGE = "no_free_page"  # cached, but there was no page to copy it to
+    CACHING_OFF = "caching_off"
+    SCORED = "scored"  # a prompt whose log-probabilities are wanted is computed in full
+
+
+class PrefixReport(NamedTuple):
+    """Where the tokens of a prompt came from; the three counts add up to it."""
+
+    in_full_pages: int
+    inside_page: int
+    computed: int
+    miss_reason: MissReason
 
 
 class CacheManager:
@@ -177,6 +199,40 @@ class CacheManager:
         table.num_tokens = table.num_indexed = 0
         table.node = None
 
+    def explain(
+        self, table: PageTable, tokens: Sequence[int], *, share: bool = True
+    ) -> PrefixReport:
+        """What `attach` found of `tokens`, and why no more. Changes nothing; to be asked before
+        anything else happens to the table, with the same `share`."""
+        size = self.page_size
+        full = table.num_indexed * size
+        cached = table.num_tokens
+        counts = (full, cached - full, len(tokens) - cached)
+        if not self.enable_prefix_caching:
+            return PrefixReport(*counts, MissReason.CACHING_OFF)
+        if not share:
+            return PrefixReport(*counts, MissReason.SCORED)
+        nodes, _, run = self._index.match(table.namespace, tokens, len(tokens))
+        if len(nodes) * size + run > cached:
+            is_last = cached == len(tokens) - 1
+            reason = MissReason.LAST_TOKEN if is_last else MissReason.NO_FREE_PAGE
+        elif len(tokens) - full < size:
+            reason = MissReason.PARTIAL_PAGE
+        else:
+            page = tuple(tokens[full : full + size])
+            gone = self._index.was_evicted(table.namespace, table.node, page)
+            reason = MissReason.EVICTED if gone else MissReason.NEVER_SEEN
+        return PrefixReport(*counts, reason)
+
+    def reset(self) -> int:
+        """Drop every cached page that no table holds; returns how many those were."""
+        dropped = self._pool.num_cached
+        while self._pool.num_cached:
+            page = self._pool.oldest_cached
+            self._evict(page)
+            self._pool.forget(page)
+        return dropped
+
     def check(self) -> None:
         """Raise AssertionError unless references, states, tables and index agree. O(pages)."""
         self._pool.check()
@@ -209,10 +265,13 @@ class CacheManager:
     def _allocate(self) -> int:
         page, was_cached = self._pool.allocate()
         if was_cached:
-            # Whoever holds a page holds its ancestors too, so the descendants are all cached.
-            for descendant in self._index.evict(page):
-                self._pool.forget(descendant)
+            self._evict(page)
         return page
+
+    def _evict(self, page: int) -> None:
+        # Whoever holds a page holds its ancestors too, so the descendants are all cached.
+        for descendant in self._index.evict(page):
+            self._pool.forget(descendant)
 
     def _drop_reference(self, page: int) -> None:
         self._pool.release(page, keep_content=page in self._index)

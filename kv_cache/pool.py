@@ -33,6 +33,11 @@ class PagePool:
         """Pages that `allocate` can still hand out."""
         return len(self._free) + len(self._cached)
 
+    @property
+    def oldest_cached(self) -> int:
+        """The cached page that was released longest ago. Raises StopIteration without any."""
+        return next(iter(self._cached))
+
     def references(self, page: int) -> int:
         return self._references[page]
 

@@ -12,11 +12,13 @@ Only `CacheManager` calls this class. The design follows the radix tree of SGLan
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 
+from kv_cache.evicted_prefixes import EvictedPrefixes, extend_digest
+
 
 class Node:
     """One indexed page. Roots have no page and no parent."""
 
-    __slots__ = ("_sorted", "children", "namespace", "page", "parent", "tokens")
+    __slots__ = ("_digest", "_sorted", "children", "namespace", "page", "parent", "tokens")
 
     def __init__(
         self, namespace: str, parent: "Node | None", tokens: tuple[int, ...], page: int
@@ -27,6 +29,22 @@ class Node:
         self.page = page
         self.children: dict[tuple[int, ...], Node] = {}
         self._sorted: list[tuple[int, ...]] = []
+        self._digest: bytes | None = b"" if parent is None else None
+
+    @property
+    def digest(self) -> bytes:
+        """Stands for all tokens up to the end of this page. Computed when first asked for, once for
+        each page on the way to the root."""
+        pending = []
+        node: Node | None = self
+        while node is not None and node._digest is None:
+            pending.append(node)
+            node = node.parent
+        assert node is not None and node._digest is not None
+        digest = node._digest
+        for each in reversed(pending):
+            digest = each._digest = extend_digest(digest, each.tokens)
+        return digest
 
     def add(self, child: "Node") -> None:
         self.children[child.tokens] = child
@@ -64,6 +82,7 @@ class PrefixIndex:
         self.page_size = page_size
         self._roots: dict[str, Node] = {}
         self._node_of_page: dict[int, Node] = {}
+        self._evicted = EvictedPrefixes()
 
     def __len__(self) -> int:
         return len(self._node_of_page)
@@ -119,13 +138,20 @@ class PrefixIndex:
         the descendants. O(pages dropped), paid for by their insertion."""
         node = self._node_of_page[page]
         assert node.parent is not None
+        dropped = list(self._walk(node))
+        for each in dropped:
+            self._evicted.add(each.namespace, each.digest)
+            del self._node_of_page[each.page]
         node.parent.remove(node)
         if node.parent.parent is None and not node.parent.children:
             del self._roots[node.namespace]
-        dropped = [each.page for each in self._walk(node)]
-        for each in dropped:
-            del self._node_of_page[each]
-        return dropped[1:]
+        return [each.page for each in dropped[1:]]
+
+    def was_evicted(self, namespace: str, parent: Node | None, tokens: tuple[int, ...]) -> bool:
+        """Whether a page with these tokens behind `parent` is known to have been evicted. The
+        memory is bounded: false may also mean that it was too long ago."""
+        digest = b"" if parent is None else parent.digest
+        return self._evicted.contains(namespace, extend_digest(digest, tokens))
 
     def check(self) -> None:
         """Raise AssertionError unless every page is reachable from its root, and only once."""

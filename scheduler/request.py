@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
-from kv_cache import PageTable
+from kv_cache import PageTable, PrefixReport
 from scheduler.sampling_params import SamplingParams
 
 # Orders sequences in time: smaller is served earlier, the largest is preempted first.
@@ -38,8 +38,9 @@ class Request:
 
     `max_tokens` is the resolved limit of generated tokens (at least 1), `stop_token_ids` the end of
     sequence ids and the client's own, `seed` the client's or one drawn at arrival. Requests share
-    cached pages only within a `namespace` (tenant and cache salt). Times are seconds of the clock
-    that the caller hands to the scheduler.
+    cached pages only within a `namespace` (tenant and cache salt). With `cache_report` the first
+    event says where the prompt's tokens came from. Times are seconds of the clock that the caller
+    hands to the scheduler.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class Request:
     seed: int
     stop_token_ids: frozenset[int] = frozenset()
     namespace: str = ""
+    cache_report: bool = False
     arrival_time: float = 0.0
 
 
@@ -64,6 +66,7 @@ class Sequence:
         "num_cached",
         "pages_awaited",
         "passes",
+        "prefix_report",
         "prompt_logprobs",
         "rank",
         "request",
@@ -80,6 +83,7 @@ class Sequence:
         self.table: PageTable | None = None  # None while waiting
         # Prompt tokens found in the cache when first admitted; None before that.
         self.num_cached: int | None = None
+        self.prefix_report: PrefixReport | None = None  # of the same moment, where it is wanted
         # Entry i scores prompt token i + 1; grows chunk by chunk where the request asked for it.
         self.prompt_logprobs: list[TokenLogprob] = []
         self.first_scheduled_time: float | None = None

@@ -74,6 +74,10 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
+    def reset_cache(self) -> int:
+        """Drop all cached pages that no sequence holds; returns how many those were."""
+        return self._cache.reset()
+
     @property
     def stats(self) -> SchedulerStats:
         return self._counters.snapshot(len(self._running), len(self._waiting), self._cache.usage)
@@ -234,12 +238,16 @@ class Scheduler:
             if chunk is None:
                 self._cache.release(table)
                 return _Admission.NOT_NOW
+            report = None
+            if sequence.request.cache_report and sequence.num_cached is None:
+                report = self._cache.explain(table, sequence.tokens, share=share)
             missing = len(sequence.tokens) - table.num_tokens
             copies = self._cache.reserve(table, missing, spare=spare)
             if copies is not None:
                 self._waiting.remove(sequence)
                 self._running.add(sequence)
                 sequence.table = table
+                sequence.prefix_report = report or sequence.prefix_report
                 self._note_admission(sequence, table.num_tokens, now)
                 leaders.add(sequence)
                 step.add(chunk, copies)
@@ -281,6 +289,7 @@ class Scheduler:
         twin = Sequence(leader.request, (choice,), leader.rank[0])
         twin.table = self._cache.fork(leader.table)
         twin.num_cached = leader.num_cached
+        twin.prefix_report = leader.prefix_report
         twin.prompt_logprobs = leader.prompt_logprobs
         twin.first_scheduled_time = leader.first_scheduled_time
         self._running.add(twin)
@@ -313,7 +322,8 @@ class Scheduler:
             stop_reason=sample.token_id if reason is FinishReason.STOP else None,
             num_cached=sequence.num_cached if first else None,
             prompt_logprobs=tuple(sequence.prompt_logprobs) if wants_scores else None,
-            timings=_timings(sequence, now) if reason is not None else None,
+            timings=_timings(sequence, now) if first or reason is not None else None,
+            prefix_report=sequence.prefix_report if first else None,
         )
         if reason is not None:
             self._counters.finished[reason] += 1

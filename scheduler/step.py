@@ -6,7 +6,7 @@ the events leave the engine.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kv_cache import PageCopy
+from kv_cache import PageCopy, PrefixReport
 from scheduler.request import FinishReason, Sequence, TokenLogprob
 
 
@@ -95,9 +95,10 @@ class Timings(NamedTuple):
 class TokenEvent(NamedTuple):
     """One token, an end, or both, of one choice.
 
-    `token_id` is None when the choice ends without a token (abort, error). `num_cached` and
-    `prompt_logprobs` come with a choice's first event. `finish_reason` closes the choice:
-    `stop_reason` then holds the stop token's id where one ended it, `error` what went wrong.
+    `token_id` is None when the choice ends without a token (abort, error). `num_cached`,
+    `prompt_logprobs` and `prefix_report` come with a choice's first event, `timings` with the first
+    and the last. `finish_reason` closes the choice: `stop_reason` then holds the stop token's id
+    where one ended it, `error` what went wrong.
     """
 
     request_id: str
@@ -110,3 +111,4 @@ class TokenEvent(NamedTuple):
     num_cached: int | None = None
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     timings: Timings | None = None
+    prefix_report: PrefixReport | None = None

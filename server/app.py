@@ -3,12 +3,14 @@
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from engine.protocols import AsyncEngine, EngineDeadError
 from engine.text import TemplateError, TokenizerError
 from scheduler import ParameterError
+from server.api_keys import ApiKeyMiddleware, ApiKeys
 from server.context import AppContext, TokenizerProvider
 from server.errors import (
     ApiError,
@@ -40,8 +42,20 @@ def create_app(
     app.state.context = AppContext(engine, tokenizer_provider, settings)
     for module in (completions, chat, models, tokens, health):
         app.include_router(module.router)
+    # From the innermost to the outermost. A browser's preflight bears no key.
+    keys = ApiKeys((*settings.api_keys, *settings.api_keys_in_file))
+    if keys:
+        app.add_middleware(ApiKeyMiddleware, keys=keys)
     app.add_middleware(ErrorBoundaryMiddleware)
-    app.add_middleware(RequestIdMiddleware)  # added last: the outermost
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("X-Request-Id", "Retry-After"),
+        )
+    app.add_middleware(RequestIdMiddleware)
     for kind in (ApiError, ParameterError, TemplateError, TokenizerError, EngineDeadError):
         app.add_exception_handler(kind, _tell)
     app.add_exception_handler(HTTPException, _tell_http)

@@ -5,6 +5,7 @@
     ├── InvalidValueError           a field is missing, mistyped or out of range
     ├── UnsupportedError            a field that we know and cannot honour
     ├── ContextLengthExceededError  prompt, or prompt and answer, beyond the context
+    ├── InvalidApiKeyError          no key, or not one of ours
     ├── NotFoundError               no such path
     ├── MethodNotAllowedError
     ├── ModelNotFoundError
@@ -36,6 +37,7 @@ STATUS_BY_CODE = {
     "invalid_value": 400,
     "unsupported": 400,
     "context_length_exceeded": 400,
+    "invalid_api_key": 401,
     "not_found": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,
@@ -91,6 +93,10 @@ class UnsupportedError(ApiError):
 
 class ContextLengthExceededError(ApiError):
     code = "context_length_exceeded"
+
+
+class InvalidApiKeyError(ApiError):
+    code = "invalid_api_key"
 
 
 class NotFoundError(ApiError):

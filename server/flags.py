@@ -21,7 +21,8 @@ _FALSE = frozenset({"0", "false", "no", "off"})
 @dataclass(frozen=True, slots=True)
 class Flag:
     """`parse` turns the text into the field's value and raises ValueError with a phrase ("must be
-    ..."); None makes a switch with a `--no-` form. `many` takes one or more values."""
+    ..."); None makes a switch with a `--no-` form. `many` takes one or more values, `repeated` one
+    each time the flag is given. `source` names the variable where the field's name does not."""
 
     field: str
     names: tuple[str, ...]
@@ -29,10 +30,12 @@ class Flag:
     help: str
     metavar: str | None = None
     many: bool = False
+    repeated: bool = False
+    source: str | None = None
 
     @property
     def variable(self) -> str:
-        return f"OCTAVO_{self.field.upper()}"
+        return f"OCTAVO_{(self.source or self.field).upper()}"
 
 
 def at_least(low: int) -> Callable[[str], int]:
@@ -92,6 +95,42 @@ def non_empty(text: str) -> str:
     if not text:
         raise ValueError("must not be empty")
     return text
+
+
+def api_key(text: str) -> str:
+    # The message must not show what may be a secret.
+    if not text or not all("!" <= character <= "~" for character in text):
+        raise ValueError("must be printable ASCII characters without blanks")
+    return text
+
+
+def key_file(text: str) -> tuple[str, ...]:
+    """The API keys in a file: one a line; empty lines and those that begin with # are skipped."""
+    keys = []
+    for number, line in enumerate(_read_text(text).splitlines(), start=1):
+        line = line.strip()
+        if line and not line.startswith("#"):
+            try:
+                keys.append(api_key(line))
+            except ValueError as error:
+                raise ValueError(f"{text}: line {number} {error}") from None
+    if not keys:
+        raise ValueError(f"holds no key: {text}")
+    return tuple(keys)
+
+
+def existing_file(text: str) -> Path:
+    if not Path(text).is_file():
+        raise ValueError(f"must be a file, got {text!r}")
+    return Path(text)
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ValueError(f"cannot be read: {path}: {reason}") from None
 
 
 def _number(
@@ -178,6 +217,39 @@ SERVER_FLAGS = (
         "limit of each list of token ids but the prompt",
     ),
     Flag(
+        "generation_config",
+        ("--generation-config",),
+        one_of("auto", "none"),
+        "auto takes sampling defaults from the model's generation_config.json",
+    ),
+    Flag(
+        "api_keys",
+        ("--api-key",),
+        api_key,
+        "key that callers must send; may be given again for more keys",
+        "KEY",
+        repeated=True,
+        source="api_key",
+    ),
+    Flag(
+        "api_keys_in_file",
+        ("--api-key-file",),
+        key_file,
+        "file with one such key a line",
+        "FILE",
+        source="api_key_file",
+    ),
+    Flag(
+        "allowed_origins",
+        ("--allowed-origins",),
+        non_empty,
+        "origins whose web pages may call the server (CORS); * for any",
+        "ORIGIN",
+        many=True,
+    ),
+    Flag("ssl_certfile", ("--ssl-certfile",), existing_file, "certificate, to serve HTTPS", "FILE"),
+    Flag("ssl_keyfile", ("--ssl-keyfile",), existing_file, "the certificate's private key", "FILE"),
+    Flag(
         "keepalive_interval",
         ("--keepalive-interval",),
         seconds,
@@ -213,6 +285,8 @@ def add_flags(parser: argparse.ArgumentParser, title: str, flags: Iterable[Flag]
             options["metavar"] = flag.metavar or flag.field.rpartition("_")[2].upper()
             if flag.many:
                 options["nargs"] = "+"
+            elif flag.repeated:
+                options["action"] = "append"
         group.add_argument(*flag.names, **options)
 
 
@@ -233,13 +307,13 @@ def read_flags(
             value = _from_variable(flag, environment[flag.variable])
         else:
             continue
-        values[flag.field] = tuple(value) if flag.many else value
+        values[flag.field] = tuple(value) if flag.many or flag.repeated else value
     return values
 
 
 def _from_variable(flag: Flag, text: str) -> Any:
     try:
-        if flag.many:
+        if flag.many or flag.repeated:
             assert flag.parse is not None
             return [flag.parse(item.strip()) for item in text.split(",")]
         return _switch(text) if flag.parse is None else flag.parse(text)

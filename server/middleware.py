@@ -1,23 +1,67 @@
-"""Two layers around all routes: a request id in every reply, an envelope for every fault.
+"""Two layers around all routes: a request id and a line in the log, an envelope for every fault.
 
 Plain ASGI, not `BaseHTTPMiddleware`: streams pass through untouched, and a client that leaves stays
 visible to the route.
 """
 
+import logging
+import time
 import uuid
+from dataclasses import dataclass
 
+from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import to_api_error
+from server.generation import Usage
+
+logger = logging.getLogger("octavo.requests")
 
 MAX_REQUEST_ID_CHARS = 128
+MAX_PATH_CHARS = 200
+# Probes come every few seconds: their lines are shown only with --log-level debug.
+QUIET_PATHS = frozenset({"/health", "/health/ready", "/metrics"})
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What the log will say of one request; routes add the `usage`. Nothing of what the client
+    wrote but method and path, and no key."""
+
+    request_id: str
+    method: str
+    path: str
+    status: int = 0
+    usage: Usage | None = None
+
+    def line(self, seconds: float) -> str:
+        line = (
+            f"request id={self.request_id} method={self.method} path={self.path} "
+            f"status={self.status} ms={seconds * 1000:.1f}"
+        )
+        if self.usage is not None:
+            line += (
+                f" prompt_tokens={self.usage.prompt_tokens}"
+                f" cached_tokens={self.usage.cached_tokens}"
+                f" completion_tokens={self.usage.completion_tokens}"
+            )
+        return line
+
+
+def record_of(request: Request) -> RequestRecord:
+    record = request.state.record
+    assert isinstance(record, RequestRecord)
+    return record
 
 
 class RequestIdMiddleware:
-    """Echoes the caller's `X-Request-Id`, or makes one. It serves tracing only: ids inside the
-    server are our own, so a caller that sends one id twice confuses nobody but itself."""
+    """Echoes the caller's `X-Request-Id`, or makes one, and logs each request once it has ended.
+
+    The id serves tracing only: ids inside the server are our own, so a caller that sends one id
+    twice confuses nobody but itself.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -26,14 +70,22 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _printable(Headers(scope=scope).get("x-request-id", "")) or uuid.uuid4().hex
+        started = time.monotonic()
+        request_id = _printable(Headers(scope=scope).get("x-request-id", ""), MAX_REQUEST_ID_CHARS)
+        record = RequestRecord(request_id or uuid.uuid4().hex, scope["method"], _path(scope))
+        scope.setdefault("state", {})["record"] = record
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                record.status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = record.request_id
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
+            logger.log(level, "%s", record.line(time.monotonic() - started))
 
 
 class ErrorBoundaryMiddleware:
@@ -62,5 +114,12 @@ class ErrorBoundaryMiddleware:
             await JSONResponse(told.body(), told.status, told.headers)(scope, receive, send)
 
 
-def _printable(text: str) -> str:
-    return "".join(c for c in text if " " <= c <= "~").strip()[:MAX_REQUEST_ID_CHARS]
+def _path(scope: Scope) -> str:
+    """As it was sent, percent signs and all: a decoded path may hold line breaks."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return _printable(raw.partition(b"?")[0].decode("latin-1"), MAX_PATH_CHARS)
+
+
+def _printable(text: str, max_chars: int) -> str:
+    # Without blanks either: they separate the fields of a log line.
+    return "".join(c for c in text if "!" <= c <= "~")[:max_chars]

@@ -1,13 +1,15 @@
 """Every setting of the HTTP side, as plain data. Built by the command line, read everywhere."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
     """`served_model_names`: the first is what replies and /v1/models say, all are accepted in
     requests; empty means the engine's own name for its model. The `max_*` limits bound what one
-    call may ask for, so that no caller can exhaust the memory; times are seconds.
+    call may ask for, so that no caller can exhaust the memory; times are seconds. Without any API
+    key the server is open to all; with several, each has a prefix cache of its own.
     """
 
     host: str = "127.0.0.1"
@@ -19,6 +21,12 @@ class ServerSettings:
     max_choices: int = 2048  # prompts times n of one call
     max_messages: int = 4096
     max_listed_token_ids: int = 16_384  # in stop_token_ids, allowed_token_ids and logit_bias each
+    generation_config: str = "auto"  # auto: sampling defaults from the model's file; none: ours
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_keys_in_file: tuple[str, ...] = field(default=(), repr=False)
+    allowed_origins: tuple[str, ...] = ()  # web pages from there may call us; "*": from anywhere
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
     keepalive_interval: float = 15.0  # a silent stream sends a comment line this often; 0: never
     shutdown_timeout: float = 30.0  # how long open requests may go on after a stop signal
     log_level: str = "info"
@@ -36,6 +44,12 @@ class ServerSettings:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be between 0 and 65535, got {self.port}")
+        if self.generation_config not in ("auto", "none"):
+            raise ValueError(
+                f"generation_config must be auto or none, got {self.generation_config!r}"
+            )
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile needs ssl_certfile")
         for name in ("keepalive_interval", "shutdown_timeout"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

@@ -7,14 +7,16 @@ template; nothing is dropped. Content that is not text is refused.
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator
 from pydantic_core import PydanticCustomError
 
 from engine.text import flatten_content
 from scheduler import ParameterError, SamplingParams
+from scheduler.sampling_params import MAX_LOGPROBS
 from server.errors import InvalidValueError
 from server.protocol.body import check_length
 from server.protocol.common import GenerationRequest
+from server.protocol.fields import AS_VLLM, told
 from server.settings import ServerSettings
 
 
@@ -133,14 +135,35 @@ class ChatCompletionRequest(GenerationRequest):
         "parallel_tool_calls"
     }
 
-    messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = None
-    logprobs: bool = False
-    top_logprobs: int | None = None
-    add_special_tokens: bool = False  # templates write their own
-    # None: true, unless the last message is to be continued.
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
+    messages: list[ChatMessage] = told(
+        ...,
+        "At least one, at most `--max-messages`. Content is a text or a list of text parts, which "
+        "are joined by line breaks; other parts are a 400 `unsupported`.",
+        "OpenAI takes images and audio too",
+        checks={"min_length": 1},
+    )
+    max_completion_tokens: int | None = told(
+        None, "The newer name of `max_tokens`; given both, they must be equal.", low=1
+    )
+    logprobs: bool = told(False, "Log-probabilities of the answer's tokens, with their bytes.")
+    top_logprobs: int | None = told(
+        None,
+        "So many alternatives to each token; needs `logprobs` true.",
+        low=0,
+        high=MAX_LOGPROBS,
+    )
+    add_special_tokens: bool = told(
+        False, "Tokenizer's own tokens too; templates write theirs.", AS_VLLM
+    )
+    add_generation_prompt: bool | None = told(
+        None,
+        "End the prompt with the opening of the assistant's turn. Absent: true, unless the last "
+        "message is to be continued.",
+        "vLLM's; there true even then, which is refused",
+    )
+    continue_final_message: bool = told(
+        False, "Let the answer continue the last message, which must be the assistant's.", AS_VLLM
+    )
 
     @classmethod
     def check_sizes(cls, body: dict[str, Any], settings: ServerSettings) -> None:

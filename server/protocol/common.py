@@ -5,11 +5,19 @@ Ranges are not checked here: `SamplingParams` does that, in one place for every 
 
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from scheduler import SamplingParams
+from scheduler.sampling_params import (
+    MAX_CHOICES,
+    MAX_LOGPROBS,
+    MAX_SEED,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+)
 from server.errors import InvalidValueError, UnsupportedError
 from server.protocol.body import RequestModel, check_length
+from server.protocol.fields import AS_VLLM, OURS, told
 from server.settings import ServerSettings
 
 # Fields that bear the same name in the request and in `SamplingParams`, taken over as they are.
@@ -40,8 +48,10 @@ def _listed(value: object) -> object:
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
+    include_usage: bool | None = told(None, "A last chunk with the usage and no choice.")
+    continuous_usage_stats: bool | None = told(
+        None, "Refused where true.", "vLLM's; 400 `unsupported` here"
+    )
 
 
 class GenerationRequest(RequestModel):
@@ -61,40 +71,110 @@ class GenerationRequest(RequestModel):
         "structural_tag": (),
         "priority": (0,),
         "timeout": (),
-        "timings": (False,),
-        "cache_report": (False,),
     }
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier"}
     )
 
-    model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    model: str | None = told(
+        None,
+        "A served name; another one is a 404 `model_not_found`.",
+        "OpenAI requires it; here its absence means the model that is served",
+    )
+    stream: bool = told(False, "Send the answer in events as it is made.")
+    stream_options: StreamOptions | None = told(None, "Allowed only with `stream` true.")
+    max_tokens: int | None = told(
+        None,
+        "Most tokens of one answer; prompt and answer must fit the context.",
+        "absent, the answer may fill the context (completions: OpenAI and vLLM take 16)",
+        low=0,
+    )
+    n: int | None = told(
+        None,
+        "Answers to each prompt; also limited by `--max-n`, `--max-choices` and the seats.",
+        low=1,
+        high=MAX_CHOICES,
+    )
+    temperature: float | None = told(
+        None, "0 takes the likeliest token always.", "OpenAI stops at 2", low=0, high=100
+    )
+    top_p: float | None = told(
+        None, "Sample from the likeliest tokens that make up this mass.", above=0, high=1
+    )
     stop: Annotated[
         list[str] | None, BeforeValidator(_listed, json_schema_input_type=str | list[str])
-    ] = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    ] = told(
+        None,
+        f"Strings that end the answer before them, of at most {MAX_STOP_LENGTH} characters. The "
+        "match that is complete first counts.",
+        "OpenAI takes 4",
+        max_items=MAX_STOP_STRINGS,
+    )
+    seed: int | None = told(
+        None,
+        "Equal seeds give equal answers: in any batch, with a warm or cold cache.",
+        "OpenAI promises no more than an effort",
+        low=-MAX_SEED,
+        high=MAX_SEED,
+    )
+    presence_penalty: float | None = told(None, "For tokens already given.", low=-2, high=2)
+    frequency_penalty: float | None = told(
+        None, "For each time that a token was already given.", low=-2, high=2
+    )
+    logit_bias: dict[str, float] | None = told(
+        None, "Token id to what is added to its logit, -100 to 100."
+    )
     # Beyond OpenAI's, under vLLM's names.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    allowed_token_ids: list[int] | None = None
-    prompt_logprobs: int | None = None
-    return_token_ids: bool = False
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
+    top_k: int | None = told(
+        None, "Sample from this many of the likeliest; 0 or -1: all.", AS_VLLM, low=-1
+    )
+    min_p: float | None = told(
+        None, "Least probability, relative to the likeliest token's.", AS_VLLM, low=0, high=1
+    )
+    repetition_penalty: float | None = told(
+        None, "Above 1 discourages tokens of prompt and answer.", AS_VLLM, above=0, high=100
+    )
+    min_tokens: int | None = told(None, "No end before so many tokens.", AS_VLLM, low=0)
+    stop_token_ids: list[int] | None = told(
+        None, "Token ids that end the answer and are not part of its text.", AS_VLLM
+    )
+    ignore_eos: bool | None = told(None, "Go on beyond the end-of-sequence token.", AS_VLLM)
+    include_stop_str_in_output: bool | None = told(
+        None, "Show the stop string or token that ended the answer.", AS_VLLM
+    )
+    skip_special_tokens: bool | None = told(
+        None, "Leave special tokens out of the text; true unless said otherwise.", AS_VLLM
+    )
+    allowed_token_ids: list[int] | None = told(
+        None, "The only token ids that may be sampled.", AS_VLLM
+    )
+    prompt_logprobs: int | None = told(
+        None,
+        "Log-probabilities of the prompt's tokens, with this many alternatives each. Not in "
+        "streams. The prompt is computed in full, whatever is cached.",
+        AS_VLLM,
+        low=0,
+        high=MAX_LOGPROBS,
+    )
+    return_token_ids: bool = told(False, "Token ids of prompt and answer beside the text.", AS_VLLM)
+    cache_salt: str | None = told(
+        None,
+        "Requests share cached prefixes only where this, and where there are several API keys the "
+        "key, is equal. At most 256 characters.",
+        AS_VLLM,
+        checks={"min_length": 1, "max_length": 256},
+    )
+    timings: bool = told(
+        False,
+        "Adds the object `timings` to the reply; to a stream's last chunk before `[DONE]`.",
+        OURS,
+    )
+    cache_report: bool = told(
+        False,
+        "Adds the list `cache_report` to the reply, as `timings`: where the tokens of each prompt "
+        "came from, and why no more were cached.",
+        OURS,
+    )
 
     @classmethod
     def check_sizes(cls, body: dict[str, Any], settings: ServerSettings) -> None:
@@ -108,10 +188,11 @@ class GenerationRequest(RequestModel):
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage is True
 
-    @property
-    def namespace(self) -> str:
-        """Requests share cached prefixes only within one namespace."""
-        return self.cache_salt or ""
+    def namespace(self, tenant: str) -> str:
+        """Requests share cached prefixes only within one namespace. `tenant` stands for the API
+        key; it is empty where keys do not divide."""
+        salt = self.cache_salt or ""
+        return f"{tenant}/{salt}" if tenant else salt
 
     def check_streaming(self) -> None:
         """Refuse combinations about streams that cannot be honoured. Raises `ApiError`."""

@@ -6,9 +6,11 @@ from pydantic import PlainValidator
 from pydantic_core import PydanticCustomError
 
 from scheduler import SamplingParams
+from scheduler.sampling_params import MAX_LOGPROBS
 from server.errors import InvalidValueError, UnsupportedError
 from server.protocol.body import check_length
 from server.protocol.common import GenerationRequest
+from server.protocol.fields import AS_VLLM, told
 from server.settings import ServerSettings
 
 # What a prompt may be, once a single one has been put in a list.
@@ -49,11 +51,31 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Annotated[
         list[PromptInput], PlainValidator(_to_prompts, json_schema_input_type=PromptSchema)
-    ]
-    echo: bool = False
-    logprobs: int | None = None
-    best_of: int | None = None
-    add_special_tokens: bool = True
+    ] = told(
+        ...,
+        "A text, a list of texts, a list of token ids, or a list of such lists; none may be empty. "
+        "At most `--max-prompts`; each has its own `n` choices, in the prompts' order.",
+        "OpenAI lets it be absent",
+    )
+    echo: bool = told(
+        False,
+        "Begin each answer with its prompt; with `logprobs` the prompt is scored too, and then "
+        "`max_tokens` may be 0.",
+        "vLLM the same; OpenAI no longer scores prompts with most models",
+    )
+    logprobs: int | None = told(
+        None,
+        "Log-probabilities with this many alternatives; 0: of the chosen tokens alone.",
+        "OpenAI takes up to 5",
+        low=0,
+        high=MAX_LOGPROBS,
+    )
+    best_of: int | None = told(
+        None, "Taken only where it equals `n`.", "400 `unsupported` otherwise"
+    )
+    add_special_tokens: bool = told(
+        True, "Let the tokenizer put its own around a text, such as a leading BOS.", AS_VLLM
+    )
 
     @classmethod
     def check_sizes(cls, body: dict[str, Any], settings: ServerSettings) -> None:

@@ -2,24 +2,27 @@
 
 from typing import Any
 
-from pydantic import Field
-
 from server.errors import InvalidValueError
 from server.protocol.body import RequestModel, check_length
 from server.protocol.chat import ChatMessage, Conversation, to_conversation
+from server.protocol.fields import AS_VLLM, told
 from server.settings import ServerSettings
 
 
 class TokenizeRequest(RequestModel):
     """Either a text or messages."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
-    add_special_tokens: bool | None = None  # None: for a text, not for messages
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    return_token_strs: bool = False
+    model: str | None = told(None, "A served name; absent: the one that is served.", AS_VLLM)
+    prompt: str | None = told(None, "A text. Either this or `messages`.", AS_VLLM)
+    messages: list[ChatMessage] | None = told(
+        None, "As in chat completions.", AS_VLLM, checks={"min_length": 1}
+    )
+    add_special_tokens: bool | None = told(
+        None, "Absent: true for a text, false for messages.", AS_VLLM
+    )
+    add_generation_prompt: bool | None = told(None, "As in chat completions.", AS_VLLM)
+    continue_final_message: bool = told(False, "As in chat completions.", AS_VLLM)
+    return_token_strs: bool = told(False, "Adds `token_strs`: each token as text.", AS_VLLM)
 
     @classmethod
     def check_sizes(cls, body: dict[str, Any], settings: ServerSettings) -> None:
@@ -37,5 +40,5 @@ class TokenizeRequest(RequestModel):
 
 
 class DetokenizeRequest(RequestModel):
-    model: str | None = None
-    tokens: list[int]
+    model: str | None = told(None, "A served name; absent: the one that is served.", AS_VLLM)
+    tokens: list[int] = told(..., "Token ids; special ones are shown.", AS_VLLM)

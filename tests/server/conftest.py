@@ -114,6 +114,7 @@ class FakeEngine:
         self.state = EngineState("loading" if loading else "ready")
         self.stats = SchedulerStats()
         self.requests: list[Request] = []
+        self.num_resets = 0
         self.aborted: list[tuple[str, int | None]] = []
         self._open: dict[str, set[int]] = {}
         self._mailboxes: dict[str, FakeMailbox] = {}
@@ -170,6 +171,11 @@ class FakeEngine:
             self.aborted.append((request_id, choice))
             self._close(request_id, choice)
             self._changed.notify_all()
+
+    def reset_prefix_cache(self) -> None:
+        if self.state.phase != "ready":
+            raise EngineDeadError("engine: not ready")
+        self.num_resets += 1
 
     def wait_until(self, condition: Callable[["FakeEngine"], bool]) -> None:
         """Block the calling thread, never the engine's, until `condition` holds."""
@@ -364,6 +370,16 @@ class LiveServer:
     def stop(self) -> None:
         self._http.should_exit = True
         self._thread.join()
+
+
+@pytest.fixture(scope="session")
+def live_server_factory() -> Callable[..., LiveServer]:
+    """`live_server_factory(engine, tokenizer, **settings)`: a server that the caller stops."""
+
+    def start(engine: Any, tokenizer: Tokenizer, **settings: Any) -> LiveServer:
+        return LiveServer(engine, tokenizer, ServerSettings(**settings))
+
+    return start
 
 
 @pytest.fixture

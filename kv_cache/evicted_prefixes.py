@@ -1,0 +1,60 @@
+"""Remembers, within bounds, which prefixes were cached once and had to go.
+
+It answers one question of people: "why was my prompt not cached?" Nothing is ever found in it that
+could be shared, so a collision of digests could only make that answer wrong. Namespaces are apart:
+what one tenant had evicted is never told to another. Only `PrefixIndex` calls this class.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import sha256
+
+# About 200 bytes each.
+MAX_PREFIXES = 65_536
+MAX_PREFIXES_PER_NAMESPACE = 8_192
+
+
+def extend_digest(digest: bytes, tokens: Sequence[int]) -> bytes:
+    """The digest of a prefix that goes on with `tokens`; that of the empty prefix is b""."""
+    return sha256(digest + array("q", tokens).tobytes()).digest()
+
+
+class EvictedPrefixes:
+    """Digests of evicted prefixes by namespace, the latest ones of each."""
+
+    def __init__(
+        self,
+        *,
+        max_prefixes: int = MAX_PREFIXES,
+        max_per_namespace: int = MAX_PREFIXES_PER_NAMESPACE,
+    ) -> None:
+        self._max_prefixes = max_prefixes
+        self._max_per_namespace = max_per_namespace
+        self._digests: OrderedDict[str, OrderedDict[bytes, None]] = OrderedDict()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, namespace: str, digest: bytes) -> None:
+        """Remember a prefix; at a limit, forget the oldest of its namespace, or the namespace that
+        has evicted nothing for longest."""
+        digests = self._digests.setdefault(namespace, OrderedDict())
+        self._digests.move_to_end(namespace)
+        self._size += digest not in digests
+        digests[digest] = None
+        digests.move_to_end(digest)
+        if len(digests) > self._max_per_namespace:
+            digests.popitem(last=False)
+            self._size -= 1
+        while self._size > self._max_prefixes:
+            if len(self._digests) > 1:
+                _, forgotten = self._digests.popitem(last=False)
+                self._size -= len(forgotten)
+            else:
+                digests.popitem(last=False)
+                self._size -= 1
+
+    def contains(self, namespace: str, digest: bytes) -> bool:
+        return digest in self._digests.get(namespace, ())

@@ -115,7 +115,7 @@ def _scenarios(largest_pages: int, page_size: int) -> tuple[Scenario, ...]:
     return (
         Scenario("alone", together=False),
         Scenario("batched"),
-        Scenario("shared (a second time, from the cache)", rounds=2),
+        Scenario("shared (twice, warm cache)", rounds=2),
         Scenario(f"chunked (budget {page_size + 1})", budget=page_size + 1),
         Scenario("forked (n = 3)", n=3),
         Scenario("preempted (smallest pool)", num_pages=largest_pages + 2),
@@ -190,8 +190,8 @@ def _agreement(
 
 def _table(title: str, results: list[Agreement]) -> Table:
     table = Table(title=title)
-    table.add_column("served")
-    for heading in ("answers equal", "tokens until they part", "from cache", "preemptions"):
+    table.add_column("served", no_wrap=True)
+    for heading in ("answers equal", "tokens before they part", "from cache", "preemptions"):
         table.add_column(heading, justify="right")
     for result in results:
         table.add_row(

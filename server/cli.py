@@ -28,6 +28,11 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["chat"]:  # a client: it has flags of its own and needs no server extra
+        from clients.chat import main as chat
+
+        return chat(arguments[1:])
     parser = _build_parser()
     namespace = parser.parse_args(arguments)
     command: str = namespace.command
@@ -70,6 +75,7 @@ def _build_parser() -> argparse.ArgumentParser:
     fetch = commands.add_parser(
         "fetch", help="put a model in the cache", epilog=environment, allow_abbrev=False
     )
+    commands.add_parser("chat", help="talk to a served model in the terminal", add_help=False)
     for command in (serve, check, fetch):
         command.add_argument("positional_model", nargs="?", metavar="MODEL", help="as --model")
     add_flags(serve, "engine", ENGINE_FLAGS)

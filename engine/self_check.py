@@ -16,9 +16,9 @@ from scheduler import Chunk, Request, SamplingParams, Sequence, StepPlan
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# Largest difference, relative to the spread of the logits. Halves of a percent are rounding in
-# 16-bit formats; a missing feature changes logits by the size of their spread.
-_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
+# Root mean square of the difference, relative to the spread of the logits. Rounding over tens of
+# layers gives some percent in 16-bit formats; a missing feature changes logits by tens of percent.
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15, torch.float16: 0.03}
 
 
 @torch.inference_mode()
@@ -49,9 +49,9 @@ def self_check(
         logits = runner.forward(build_inputs(StepPlan((chunk,)), runner.storage, page_size))
         cache.commit(sequence.table, tokens, end - start)
     expected = cold_logits(model, tokens)[-1]
-    difference = (logits[-1].float() - expected).abs().max().item() / expected.std().item()
-    if not difference <= _TOLERANCE[model.dtype]:
+    difference = (logits[-1].float() - expected).square().mean().sqrt() / expected.std()
+    if not difference.item() <= _TOLERANCE[model.dtype]:
         raise EngineError(
             f"this model ({type(model).__name__}) computes something else over pages than without "
-            f"(logits differ by {difference:.3g} of their spread): it cannot be served right"
+            f"(logits differ by {difference.item():.3g} of their spread): it cannot be served right"
         )

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
 PORT ?= 8000
 
-.PHONY: serve test check soak env clean
+.PHONY: serve test test-clients check soak env clean
 
 serve: $(VENV)/.server
 	$(BIN)/octavo serve --model $(MODEL) --port $(PORT)
@@ -23,6 +23,10 @@ check: $(VENV)/.dev
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
 
+# What others wrote against OpenAI's API, run against ours.
+test-clients: $(VENV)/.clients
+	$(BIN)/python -m pytest -m clients
+
 env: $(VENV)/.dev
 
 # One environment for both: the second stamp only adds what tests need.
@@ -30,11 +34,15 @@ $(VENV)/.server: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=24'
 	@echo "installing (PyTorch is large: this takes some minutes the first time)"
-	$(BIN)/python -m pip install --quiet --editable '.[server]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[server]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.server
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(VENV)/.clients: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --editable '.[clients-test]'
 	touch $@
 
 clean:

@@ -41,14 +41,11 @@ class LoadedEngine:
 
 def build_engine(config: EngineConfig, report: Reporter) -> Engine:
     """Load `config.model` and make an engine of it. Raises `EngineError`."""
-    try:
-        scheduler_config = SchedulerConfig(
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_passes=config.max_passes,
-        )
-    except ValueError as error:
-        raise EngineError(str(error)) from error
+    scheduler_config = SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_passes=config.max_passes,
+    )
     loaded = load_engine(config, report)
     cache = CacheManager(
         loaded.info.num_pages,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.build import LoadedEngine, load_engine
-from engine.config import EngineConfig
+from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.engine import Engine
 from engine.loading import Progress, Reporter, console_reporter
 from engine.oracle import cold_generate
@@ -43,10 +43,10 @@ class Scenario:
     """A way of serving the prompts: rounds of them, one after the other on one warm cache."""
 
     name: str
+    budget: int
     rounds: int = 1
     together: bool = True
     n: int = 1
-    budget: int = 2048
     num_pages: int | None = None  # None: as many as the engine has
 
 
@@ -94,16 +94,21 @@ def compare(
     max_tokens: int = MAX_TOKENS,
 ) -> list[Agreement]:
     """Serve `prompts` in every scenario and compare the answers with the oracle's."""
+    page_size = loaded.info.page_size
+    largest = max(-(-(len(prompt) + max_tokens) // page_size) for prompt in prompts)
+    if largest > loaded.info.num_pages:
+        raise EngineError(
+            f"the check needs {largest} pages of {page_size} tokens, the KV cache has "
+            f"{loaded.info.num_pages}"
+        )
     expected = []
     for i, prompt in enumerate(prompts, 1):
         report(Progress("transformers generate, prompt by prompt", i, len(prompts)))
         expected.append(
             cold_generate(loaded.model, prompt, max_tokens, stop_token_ids=stop_token_ids)
         )
-    page_size = loaded.info.page_size
-    largest = max(-(-(len(prompt) + max_tokens) // page_size) for prompt in prompts)
     results = []
-    for scenario in _scenarios(largest, page_size):
+    for scenario in _scenarios(loaded.info, largest):
         report(Progress(f"octavo, {scenario.name}"))
         engine = _engine_for(loaded, scenario)
         answers = _serve(engine, scenario, prompts, stop_token_ids, max_tokens)
@@ -111,23 +116,26 @@ def compare(
     return results
 
 
-def _scenarios(largest_pages: int, page_size: int) -> tuple[Scenario, ...]:
+def _scenarios(info: EngineInfo, largest_pages: int) -> tuple[Scenario, ...]:
+    whole = info.max_num_batched_tokens
+    chunk = min(info.page_size + 1, whole)
+    small_pool = min(largest_pages + 2, info.num_pages)
     return (
-        Scenario("alone", together=False),
-        Scenario("batched"),
-        Scenario("shared (twice, warm cache)", rounds=2),
-        Scenario(f"chunked (budget {page_size + 1})", budget=page_size + 1),
-        Scenario("forked (n = 3)", n=3),
-        Scenario("preempted (smallest pool)", num_pages=largest_pages + 2),
+        Scenario("alone", whole, together=False),
+        Scenario("batched", whole),
+        Scenario("shared (twice, warm cache)", whole, rounds=2),
+        Scenario(f"chunked (budget {chunk})", chunk),
+        Scenario("forked (n = 3)", whole, n=min(3, info.max_num_seqs)),
+        Scenario("preempted (smallest pool)", whole, num_pages=small_pool),
     )
 
 
 def _engine_for(loaded: LoadedEngine, scenario: Scenario) -> Engine:
     info = loaded.info
-    pages = min(scenario.num_pages or info.num_pages, info.num_pages)
+    pages = scenario.num_pages or info.num_pages
     scheduler = Scheduler(
         SchedulerConfig(max_num_seqs=info.max_num_seqs, max_num_batched_tokens=scenario.budget),
-        CacheManager(pages, info.page_size),
+        CacheManager(pages, info.page_size, enable_prefix_caching=info.enable_prefix_caching),
     )
     return Engine(scheduler, loaded.runner, replace(info, num_pages=pages))
 

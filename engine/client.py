@@ -16,7 +16,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 
 from engine.config import EngineConfig, EngineError, EngineInfo
-from engine.loading import Progress, Reporter
+from engine.loading import Progress, Reporter, resolve_model
 from engine.main_loop import EngineBuilder, engine_main, engine_process_main
 from engine.messages import (
     Abort,
@@ -30,7 +30,7 @@ from engine.messages import (
     Submit,
 )
 from engine.protocols import EngineDeadError, EngineState, SteppingEngine
-from scheduler import Request, SchedulerStats, TokenEvent
+from scheduler import FinishReason, Request, SchedulerStats, TokenEvent
 
 logger = logging.getLogger(__name__)
 
@@ -172,14 +172,20 @@ class EngineClient:
         self._commands.put(Submit.pack(request))
         return mailbox
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
+    def abort(
+        self,
+        request_id: str,
+        choice: int | None = None,
+        *,
+        reason: FinishReason = FinishReason.ABORT,
+    ) -> None:
         mailbox = self._mailboxes.get(request_id)
         if mailbox is None:
             return
         mailbox.open_choices -= mailbox.open_choices if choice is None else {choice}
         if not mailbox.open_choices:
             del self._mailboxes[request_id]
-        self._commands.put(Abort(request_id, choice))
+        self._commands.put(Abort(request_id, choice, reason))
 
     def reset_prefix_cache(self) -> None:
         if self._state.phase != "ready":
@@ -193,6 +199,8 @@ class EngineClient:
         self._closing = True
         self._commands.put(Shutdown())
         worker = self._worker
+        if isinstance(worker, multiprocessing.process.BaseProcess) and self._info is None:
+            worker.terminate()  # it reads no commands before it is ready
         await asyncio.to_thread(worker.join, 10.0)
         if isinstance(worker, multiprocessing.process.BaseProcess) and worker.is_alive():
             worker.kill()
@@ -266,6 +274,8 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args:
 
 def _build(config: EngineConfig, report: Reporter) -> SteppingEngine:
     # Imported here, in the engine's process: this module must not bring torch to the front end.
+    # What cannot work should fail before that import, which takes seconds.
+    resolve_model(config.model, cache_dir=config.cache_dir, offline=config.offline, report=report)
     from engine.build import build_engine
 
     return build_engine(config, report)

@@ -34,6 +34,27 @@ class EngineConfig:
     cache_dir: Path | None = None  # default: $OCTAVO_CACHE or ~/.cache/octavo
     self_check: bool = True
 
+    def __post_init__(self) -> None:
+        for name in (
+            "max_model_len",
+            "page_size",
+            "num_pages",
+            "kv_cache_memory_bytes",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "threads",
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.max_passes < 0:
+            raise ValueError(f"max_passes must be at least 0, got {self.max_passes}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(
+                "gpu_memory_utilization must be above 0 and at most 1, got "
+                f"{self.gpu_memory_utilization}"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:

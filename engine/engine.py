@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from engine.config import EngineInfo
 from engine.model_runner import ModelRunner
-from scheduler import Request, Scheduler, SchedulerStats, TokenEvent
+from scheduler import FinishReason, Request, Scheduler, SchedulerStats, TokenEvent
 
 
 class Engine:
@@ -40,8 +40,14 @@ class Engine:
         """Queue a request. Raises `ParameterError` where it can never fit."""
         self._scheduler.add(request)
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
-        self._scheduler.abort(request_id, choice)
+    def abort(
+        self,
+        request_id: str,
+        choice: int | None = None,
+        *,
+        reason: FinishReason = FinishReason.ABORT,
+    ) -> None:
+        self._scheduler.abort(request_id, choice, reason=reason)
 
     def reset_prefix_cache(self) -> None:
         """Drop all cached pages that nobody holds. What runs is not disturbed."""

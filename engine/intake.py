@@ -39,6 +39,7 @@ def build_request(
     stop_token_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         stop_token_ids |= eos_token_ids
+    _check_min_tokens(params, max_tokens, stop_token_ids)
     request = Request(
         request_id=request_id,
         prompt_token_ids=prompt,
@@ -62,6 +63,9 @@ def build_request(
 def _check_token_ids(prompt: tuple[int, ...], params: SamplingParams, vocab_size: int) -> None:
     if not prompt:
         raise ParameterError("prompt", "prompt must hold at least one token")
+    if set(map(type, prompt)) != {int}:  # bool is a type of its own here
+        odd = next(item for item in prompt if type(item) is not int)
+        raise ParameterError("prompt", f"prompt must hold integers, got {odd!r:.100}")
     wrong = next((i for i in (min(prompt), max(prompt)) if not 0 <= i < vocab_size), None)
     if wrong is not None:
         raise ParameterError(
@@ -99,3 +103,19 @@ def _resolve_max_tokens(num_prompt: int, max_tokens: int | None, info: EngineInf
             f"{info.max_model_len} tokens",
         )
     return max_tokens
+
+
+def _check_min_tokens(
+    params: SamplingParams, max_tokens: int, stop_token_ids: frozenset[int]
+) -> None:
+    if params.min_tokens > max_tokens:
+        raise ParameterError(
+            "min_tokens",
+            f"min_tokens is {params.min_tokens}, the answer has room for {max_tokens} tokens",
+        )
+    allowed = params.allowed_token_ids
+    if params.min_tokens and allowed is not None and stop_token_ids.issuperset(allowed):
+        raise ParameterError(
+            "min_tokens",
+            f"min_tokens is {params.min_tokens} and every one of allowed_token_ids ends the answer",
+        )

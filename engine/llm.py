@@ -6,6 +6,7 @@ be called many times (its prefix cache stays warm), from one thread at a time.
 
 import itertools
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -20,6 +21,7 @@ from engine.loading import console_reporter
 from engine.text import OutputStream, Tokenizer
 from scheduler import (
     FinishReason,
+    ParameterError,
     Request,
     SamplingParams,
     SchedulerStats,
@@ -157,7 +159,7 @@ class LLM:
 
     def _take(self, call: "_Call", event: TokenEvent) -> None:
         if call.take(event):
-            self._engine.abort(event.request_id, event.choice)
+            self._engine.abort(event.request_id, event.choice, reason=FinishReason.STOP)
 
 
 class _Call:
@@ -194,7 +196,8 @@ class _Call:
         choice.token_ids.append(event.token_id)
         if choice.logprobs is not None and event.logprob is not None:
             choice.logprobs.append(event.logprob)
-        if event.finish_reason is not FinishReason.STOP:
+        shows_end_token = self.request.params.include_stop_str_in_output
+        if event.finish_reason is not FinishReason.STOP or shows_end_token:
             stream.push([event.token_id])
         if stream.stopped_by is not None:
             choice.finish_reason, choice.stop_reason = FinishReason.STOP, stream.stopped_by
@@ -207,8 +210,16 @@ class _Call:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as several. Raises `ParameterError` for what is no prompt."""
     if isinstance(prompts, str):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    several = list(prompts)
+    if several and isinstance(several[0], int):
+        several = [several]  # type: ignore[list-item]
+    for prompt in several:
+        if not isinstance(prompt, str | list | tuple | array):
+            raise ParameterError(
+                "prompt",
+                f"a prompt must be a text or a list of token ids, got {type(prompt).__name__}",
+            )
+    return several  # type: ignore[return-value]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from typing import NoReturn
 
 from engine.config import EngineError
 from engine.garbage import paused_garbage_collection
@@ -36,16 +37,21 @@ from scheduler import FinishReason, ParameterError, TokenEvent
 
 logger = logging.getLogger(__name__)
 
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 # Builds the engine; is given a function that takes reports of progress.
 EngineBuilder = Callable[[Reporter], SteppingEngine]
 
 
 def engine_process_main(connection: Connection, build: EngineBuilder) -> None:
-    """Entry point of a spawned engine process. Signals are left to the parent, which may be
-    draining: a terminal and a service manager send them to the whole group. Its end closes the
-    pipe."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    """Entry point of a spawned engine process.
+
+    A signal ends it while it loads, and with it the program it may be waiting for. From then on
+    signals are left to the parent, which may be draining: a terminal and a service manager send
+    them to the whole group.
+    """
+    for number in _STOP_SIGNALS:
+        signal.signal(number, _leave)
     logging.basicConfig(level=logging.WARNING, format="octavo engine: %(message)s")
     engine_main(connection, partial(_build_lean, build))
 
@@ -55,7 +61,13 @@ def _build_lean(build: EngineBuilder, report: Reporter) -> SteppingEngine:
     with paused_garbage_collection():
         engine = build(report)
         gc.freeze()
+    for number in _STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     return engine
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def engine_main(connection: Connection, build: EngineBuilder) -> None:
@@ -110,7 +122,7 @@ def _next_command(commands: queue.SimpleQueue[Command], *, wait: bool) -> Comman
 def _carry_out(engine: SteppingEngine, command: Command) -> list[TokenEvent]:
     """Returns the events that end a request which was refused."""
     if isinstance(command, Abort):
-        engine.abort(command.request_id, command.choice)
+        engine.abort(command.request_id, command.choice, reason=command.reason)
     elif isinstance(command, ResetPrefixCache):
         engine.reset_prefix_cache()
     elif isinstance(command, Submit):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from engine.config import EngineInfo
 from engine.loading import Progress
-from scheduler import Request, SchedulerStats, TokenEvent
+from scheduler import FinishReason, Request, SchedulerStats, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ class Submit:
 @dataclass(frozen=True, slots=True)
 class Abort:
     request_id: str
-    choice: int | None = None
+    choice: int | None
+    reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)

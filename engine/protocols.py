@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineInfo
-from scheduler import Request, SchedulerStats, TokenEvent
+from scheduler import FinishReason, Request, SchedulerStats, TokenEvent
 
 
 class EngineDeadError(Exception):
@@ -32,7 +32,13 @@ class SteppingEngine(Protocol):
         """Raises `ParameterError` for a request that can never fit."""
         ...
 
-    def abort(self, request_id: str, choice: int | None = None) -> None: ...
+    def abort(
+        self,
+        request_id: str,
+        choice: int | None = None,
+        *,
+        reason: FinishReason = FinishReason.ABORT,
+    ) -> None: ...
 
     def reset_prefix_cache(self) -> None: ...
 
@@ -66,7 +72,13 @@ class AsyncEngine(Protocol):
         """Queue a request. Raises `EngineDeadError` where the engine cannot take it."""
         ...
 
-    def abort(self, request_id: str, choice: int | None = None) -> None:
+    def abort(
+        self,
+        request_id: str,
+        choice: int | None = None,
+        *,
+        reason: FinishReason = FinishReason.ABORT,
+    ) -> None:
         """End a request, or one of its choices, and free its pages; unknown ids are ignored.
 
         No further event comes for what was aborted.

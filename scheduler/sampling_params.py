@@ -8,12 +8,19 @@ the field, the value and the limit.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1000
 MAX_CHOICES = 128
+MIN_REPETITION_PENALTY = 0.01
 MAX_SEED = 2**63 - 1
+
+# Lists that a caller may leave open by None.
+_ABSENT: Mapping[str, object] = MappingProxyType(
+    {"stop": (), "stop_token_ids": (), "logit_bias": {}}
+)
 
 
 class ParameterError(ValueError):
@@ -61,9 +68,12 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        for name, absent in _ABSENT.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, absent)
         for name in ("stop", "stop_token_ids", "allowed_token_ids"):
             value = getattr(self, name)
-            if value is None and name == "allowed_token_ids":
+            if value is None:
                 continue
             if not isinstance(value, Collection) or isinstance(value, str | bytes):
                 raise ParameterError(name, f"{name} must be a list, got {value!r:.100}")
@@ -88,7 +98,8 @@ class SamplingParams:
         _check_float("min_p", self.min_p, 0.0, 1.0)
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, 100.0, low_excluded=True)
+        # One near 0 would make logits overflow.
+        _check_float("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 100.0)
         if self.seed is not None:
             _check_int("seed", self.seed, -MAX_SEED, MAX_SEED)
         if self.max_tokens is not None:

@@ -98,8 +98,16 @@ class Scheduler:
         self._sequences[request.request_id] = [sequence]
         self._waiting.add(sequence)
 
-    def abort(self, request_id: str, choice: int | None = None) -> int:
+    def abort(
+        self,
+        request_id: str,
+        choice: int | None = None,
+        *,
+        reason: FinishReason = FinishReason.ABORT,
+    ) -> int:
         """End a request, or one of its choices, wherever it is, and free its pages at once.
+
+        `reason` is how it is counted: a stop string, found outside, is a stop.
 
         Returns the number of choices ended (0 for an unknown or finished one). May be called at any
         time but while a plan is being executed; no event comes for what was aborted.
@@ -111,7 +119,7 @@ class Scheduler:
             sequence.choices = tuple(c for c in sequence.choices if c not in leaving)
             if not sequence.choices:
                 self._remove(sequence)
-        self._counters.finished[FinishReason.ABORT] += ended
+        self._counters.finished[reason] += ended
         return ended
 
     def schedule(self, now: float) -> StepPlan:

@@ -22,11 +22,12 @@ from server.errors import (
 from server.middleware import ErrorBoundaryMiddleware, RequestIdMiddleware
 from server.openapi import describe
 from server.replies.wire import error_reply
-from server.routes import chat, completions, health, models, tokens
+from server.routes import cache, chat, completions, health, models, tokens
 from server.settings import ServerSettings
 from server.streaming import ClientGoneError
 from server.version import version
 
+ROUTERS = tuple(module.router for module in (completions, chat, models, tokens, health, cache))
 # What proxies log for a client that left; nobody reads it.
 CLIENT_CLOSED_REQUEST = 499
 
@@ -40,8 +41,8 @@ def create_app(
     """
     app = FastAPI(title="Octavo", version=version(), redirect_slashes=False)
     app.state.context = AppContext(engine, tokenizer_provider, settings)
-    for module in (completions, chat, models, tokens, health):
-        app.include_router(module.router)
+    for router in ROUTERS:
+        app.include_router(router)
     # From the innermost to the outermost. A browser's preflight bears no key.
     keys = ApiKeys((*settings.api_keys, *settings.api_keys_in_file))
     if keys:

@@ -16,6 +16,7 @@ from engine.text import Tokenizer
 from server.admission import Admission
 from server.errors import EngineLoadingError, ModelNotFoundError
 from server.prompts import PromptReader
+from server.sampling_defaults import read_sampling_defaults
 from server.settings import ServerSettings
 
 # Gives the tokenizer, or None while it is not loaded: the model's folder, and with it the
@@ -24,8 +25,8 @@ TokenizerProvider: TypeAlias = Callable[[], Tokenizer | None]
 
 
 class AppContext:
-    """Lives as long as the app, on the event loop. `admission` counts open calls; nothing else
-    changes."""
+    """Lives as long as the app, on the event loop. `admission` counts open calls; what depends on
+    the model is made when first asked for; nothing else changes."""
 
     def __init__(
         self, engine: AsyncEngine, tokenizer_provider: TokenizerProvider, settings: ServerSettings
@@ -36,6 +37,7 @@ class AppContext:
         self.started_at = int(time.time())
         self._tokenizer_provider = tokenizer_provider
         self._prompt_reader: PromptReader | None = None
+        self._sampling_defaults: dict[str, float] | None = None
 
     def require_ready(self) -> None:
         """Raise the reason, a 503, unless a request can be served at this moment."""
@@ -58,9 +60,21 @@ class AppContext:
         """Made on the first call."""
         if self._prompt_reader is None:
             self._prompt_reader = await asyncio.to_thread(
-                PromptReader, self.tokenizer, self.engine.info.max_model_len
+                PromptReader, self.tokenizer, self.engine.info
             )
         return self._prompt_reader
+
+    async def sampling_defaults(self) -> dict[str, float]:
+        """What stands in for sampling fields that a request leaves open; read on the first call.
+        Raises `SamplingDefaultsError` then."""
+        if self._sampling_defaults is None:
+            if self.settings.generation_config == "auto":
+                self._sampling_defaults = await asyncio.to_thread(
+                    read_sampling_defaults, self.engine.info.model_dir
+                )
+            else:
+                self._sampling_defaults = {}
+        return self._sampling_defaults
 
     @property
     def model_names(self) -> tuple[str, ...]:

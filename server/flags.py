@@ -6,6 +6,7 @@ spawned, imports the command line again.
 """
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -66,13 +67,11 @@ def size(text: str) -> int:
     """Bytes, with an optional unit: 512M, 4G, 4GiB; units are powers of 1024."""
     bare = text.lower().removesuffix("ib").removesuffix("b")
     unit = bare[-1:] if bare[-1:] in "kmgt" else ""
-    value = int(
-        _number(float, bare.removesuffix(unit), "a size such as 512M or 4G", text)
-        * _SIZE_UNITS[unit]
-    )
-    if value < 1:
-        raise ValueError(f"must be at least 1, got {text}")
-    return value
+    number = _number(float, bare.removesuffix(unit), "a size such as 512M or 4G", text)
+    value = number * _SIZE_UNITS[unit]
+    if not 1 <= value < math.inf:
+        raise ValueError(f"must be at least 1 and finite, got {text}")
+    return int(value)
 
 
 def port(text: str) -> int:
@@ -210,6 +209,13 @@ SERVER_FLAGS = (
     Flag("max_n", ("--max-n",), at_least(1), "limit of n"),
     Flag("max_choices", ("--max-choices",), at_least(1), "limit of prompts times n in one call"),
     Flag("max_messages", ("--max-messages",), at_least(1), "limit of messages in one call"),
+    Flag(
+        "max_stop_strings",
+        ("--max-stop-strings",),
+        at_least(1),
+        "limit of stop strings in one call",
+    ),
+    Flag("max_logprobs", ("--max-logprobs",), at_least(0), "limit of alternatives to one token"),
     Flag(
         "max_listed_token_ids",
         ("--max-listed-token-ids",),

@@ -8,13 +8,15 @@ A call has one request per prompt, each with `n` choices; choice `c` of prompt `
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from engine.protocols import AsyncEngine, Mailbox
 from engine.text import OutputStream, Tokenizer
-from scheduler import FinishReason, Request, TokenEvent, TokenLogprob
+from kv_cache import PrefixReport
+from scheduler import FinishReason, Request, Timings, TokenEvent, TokenLogprob
 from server.errors import GenerationError, ShuttingDownError
 
 logger = logging.getLogger("octavo.server")
@@ -50,12 +52,13 @@ class Usage:
 class _Choice:
     """One continuation: its text so far, and how many tokens it has cost."""
 
-    __slots__ = ("finished", "index", "num_tokens", "stream")
+    __slots__ = ("finished", "index", "num_tokens", "stream", "timings")
 
     def __init__(self, index: int, stream: OutputStream) -> None:
         self.index = index
         self.stream = stream
         self.num_tokens = 0
+        self.timings: Timings | None = None
         self.finished = False
 
     def take(self, event: TokenEvent, delta: Delta, *, shows_end_token: bool) -> None:
@@ -88,6 +91,7 @@ class _Source:
         self.choices = choices
         self.mailbox: Mailbox | None = None
         self.num_cached = 0
+        self.prefix_report: PrefixReport | None = None
 
     @property
     def finished(self) -> bool:
@@ -131,6 +135,26 @@ class Generation:
             completion_tokens=sum(choice.num_tokens for choice in choices),
             cached_tokens=sum(source.num_cached for source in self._sources),
         )
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return all(source.finished for source in self._sources)
+
+    @property
+    def timings(self) -> list[Timings]:
+        """Of every choice that the engine has begun, up to its end or its newest token."""
+        return [c.timings for s in self._sources for c in s.choices if c.timings is not None]
+
+    @property
+    def num_decoded(self) -> int:
+        """Tokens made in decode: all but the first of each choice."""
+        return sum(max(c.num_tokens - 1, 0) for s in self._sources for c in s.choices)
+
+    @property
+    def prefix_reports(self) -> list[PrefixReport]:
+        """One for each prompt, where the requests ask for them."""
+        return [s.prefix_report for s in self._sources if s.prefix_report is not None]
 
     def submit(self) -> None:
         """Hand all requests to the engine. Raises what `AsyncEngine.submit` raises."""
@@ -177,6 +201,8 @@ class Generation:
                 continue  # made before the engine heard that a stop string ended it
             if event.num_cached is not None:
                 source.num_cached = event.num_cached
+            source.prefix_report = event.prefix_report or source.prefix_report
+            choice.timings = event.timings or choice.timings
             _raise_failure(event)
             delta = deltas.get(event.choice)
             if delta is None:
@@ -189,7 +215,10 @@ class Generation:
             else:
                 choice.take(event, delta, shows_end_token=self._shows_end_token)
             if choice.finished and event.finish_reason is None:
-                self._engine.abort(event.request_id, event.choice)
+                choice.timings = _timings_until_now(source.request, choice.timings)
+                assert delta.finish_reason is not None
+                reason = FinishReason(delta.finish_reason)
+                self._engine.abort(event.request_id, event.choice, reason=reason)
         return list(deltas.values())
 
 
@@ -227,6 +256,14 @@ async def _cancel(tasks: Iterable["asyncio.Task[list[TokenEvent]]"]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _timings_until_now(request: Request, timings: Timings | None) -> Timings | None:
+    """The timings of a choice that ends here, unknown to the engine, whose clock is ours too."""
+    if timings is None:
+        return None
+    decode = time.monotonic() - request.arrival_time - timings.queue - timings.prefill
+    return timings._replace(decode=max(decode, 0.0))
 
 
 def _raise_failure(event: TokenEvent) -> None:

@@ -28,6 +28,8 @@ class HttpServer(uvicorn.Server):
                 log_level="warning" if settings.log_level == "info" else settings.log_level,
                 access_log=settings.log_level == "debug",
                 server_header=False,
+                ssl_certfile=settings.ssl_certfile,
+                ssl_keyfile=settings.ssl_keyfile,
                 timeout_keep_alive=IDLE_CONNECTION_SECONDS,
                 timeout_graceful_shutdown=CLOSING_SECONDS,
             )

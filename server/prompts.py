@@ -10,13 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from engine.config import EngineInfo
 from engine.text import Tokenizer
-from server.errors import ContextLengthExceededError
+from server.errors import ContextLengthExceededError, InvalidValueError
 from server.protocol.chat import Conversation
 from server.protocol.completions import PromptInput
+from server.token_names import token_name
 
-# Shorter inputs take less than a thread's round trip is worth.
-INLINE_CHARS = 2048
+# Smaller inputs, in characters or tokens, take less than a thread's round trip is worth.
+INLINE_SIZE = 2048
 # What one more prompt or message costs, in characters of text.
 COST_PER_INPUT = 32
 
@@ -35,27 +37,40 @@ class Prompt:
 class PromptReader:
     """Made once per tokenizer and engine; safe to use from many calls at once."""
 
-    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, info: EngineInfo) -> None:
         """Looks at every token once: to be called off the event loop."""
         self._tokenizer = tokenizer
-        self._max_model_len = max_model_len
+        self._max_model_len = info.max_model_len
+        self._vocab_size = info.vocab_size
         longest = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
         # No token stands for more characters than it has bytes. The factor leaves room for
         # normalizers that shorten a text.
-        self._max_chars = 4 * max(longest, 1) * max_model_len
+        self._max_chars = 4 * max(longest, 1) * info.max_model_len
 
     async def read(
         self, inputs: list[PromptInput], *, add_special_tokens: bool, with_text: bool
     ) -> list[Prompt]:
-        """Texts and token ids, in order. Raises `ApiError` and `ParameterError`."""
+        """Texts and token ids, in order. Raises `ApiError`, for a prompt that is longer than the
+        context too, and `ParameterError`."""
 
         def read_all() -> list[Prompt]:
             return [self._read_one(item, add_special_tokens, with_text) for item in inputs]
 
-        return await _run(read_all, sum(len(item) + COST_PER_INPUT for item in inputs))
+        return await off_loop(read_all, sum(len(item) + COST_PER_INPUT for item in inputs))
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """The token ids of a text, even of one longer than the context. Raises as `read`."""
+        return await off_loop(lambda: self._encode(text, add_special_tokens, "prompt"), len(text))
+
+    async def names(self, token_ids: list[int]) -> list[str]:
+        """What each token says, alone."""
+        return await off_loop(
+            lambda: [token_name(self._tokenizer, token_id) for token_id in token_ids],
+            len(token_ids),
+        )
 
     async def read_conversation(
-        self, conversation: Conversation, *, add_special_tokens: bool
+        self, conversation: Conversation, *, add_special_tokens: bool, must_fit: bool = True
     ) -> Prompt:
         """Messages by the chat template. Raises `TemplateError`, `ApiError`, `ParameterError`."""
         num_chars = sum(len(m["content"]) + COST_PER_INPUT for m in conversation.messages)
@@ -67,30 +82,47 @@ class PromptReader:
                 add_generation_prompt=conversation.add_generation_prompt,
                 continue_final_message=conversation.continue_final_message,
             )
-            return Prompt(self._encode(text, add_special_tokens, "messages"), text)
+            token_ids = self._encode(text, add_special_tokens, "messages")
+            if must_fit:
+                self._check_tokens(token_ids, "messages")
+            return Prompt(token_ids, text)
 
-        return await _run(render, num_chars)
+        return await off_loop(render, num_chars)
 
     async def decode(self, token_ids: list[int]) -> str:
-        """What token ids say, special tokens included."""
-        return await _run(
-            lambda: self._tokenizer.decode(token_ids, skip_special_tokens=False), len(token_ids)
-        )
+        """What token ids say, special tokens included. Raises `ApiError` for an id outside the
+        vocabulary."""
+
+        def check_and_decode() -> str:
+            wrong = next((i for i in token_ids if not 0 <= i < self._vocab_size), None)
+            if wrong is not None:
+                raise InvalidValueError(
+                    f"tokens holds token id {wrong}, the vocabulary is 0 to {self._vocab_size - 1}",
+                    param="tokens",
+                )
+            return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+        return await off_loop(check_and_decode, len(token_ids))
 
     def _read_one(self, item: PromptInput, add_special_tokens: bool, with_text: bool) -> Prompt:
         if isinstance(item, str):
-            return Prompt(self._encode(item, add_special_tokens, "prompt"), item)
-        if len(item) > self._max_model_len:
-            raise ContextLengthExceededError(
-                f"the prompt has {len(item)} tokens, the context has {self._max_model_len}",
-                param="prompt",
-            )
+            token_ids = self._encode(item, add_special_tokens, "prompt")
+            self._check_tokens(token_ids, "prompt")
+            return Prompt(token_ids, item)
+        self._check_tokens(item, "prompt")
         text = self._tokenizer.decode(item, skip_special_tokens=False) if with_text else None
         return Prompt(item, text)
 
     def _encode(self, text: str, add_special_tokens: bool, param: str) -> list[int]:
         self._check_chars(len(text), param)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, param=param)
+
+    def _check_tokens(self, token_ids: list[int], param: str) -> None:
+        if len(token_ids) > self._max_model_len:
+            raise ContextLengthExceededError(
+                f"the prompt has {len(token_ids)} tokens, the context has {self._max_model_len}",
+                param=param,
+            )
 
     def _check_chars(self, num_chars: int, param: str) -> None:
         if num_chars > self._max_chars:
@@ -101,7 +133,8 @@ class PromptReader:
             )
 
 
-async def _run(function: Callable[[], Result], num_chars: int) -> Result:
-    if num_chars <= INLINE_CHARS:
+async def off_loop(function: Callable[[], Result], size: int) -> Result:
+    """The result of `function`, which runs in a thread where its input is large."""
+    if size <= INLINE_SIZE:
         return function()
     return await asyncio.to_thread(function)

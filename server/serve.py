@@ -7,10 +7,13 @@ off; in a container we are process 1, for which SIGTERM has no default.
 """
 
 import asyncio
+import ipaddress
 import logging
 import signal
 import socket
+import ssl
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("octavo")
 
 BACKLOG = 2048
+# The command line imports this module first of all that takes time.
+_STARTED = time.monotonic()
 
 
 class ServableEngine(AsyncEngine, Protocol):
@@ -76,6 +81,14 @@ async def serve(
         )
         return 1
     with listener:
+        if problem := _tls_problem(settings):
+            logger.error("%s", problem)
+            return 1
+        if _is_public(listener) and not settings.has_api_keys:
+            logger.warning(
+                "no API key is set: whoever reaches %s may use this server (--api-key-file)",
+                settings.host,
+            )
         await engine.start()
         try:
             return await _serve_at(listener, engine, settings, stop, on_listening)
@@ -130,7 +143,7 @@ async def _serve_at(
     http = HttpServer(app, settings)
     serving = asyncio.ensure_future(http.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: stop.asked.set())  # should it ever end by itself
-    address = _address(settings.host, listener)
+    address = _address(settings, listener)
     logger.info("octavo %s answers at %s; not ready until the model is loaded", version(), address)
     on_listening(address)
     try:
@@ -152,6 +165,7 @@ async def _start(
 ) -> None:
     """Wait for the engine, then load what text needs. Raises `EngineError`."""
     from engine.text import Tokenizer, TokenizerError
+    from server.sampling_defaults import SamplingDefaultsError
 
     info = await engine.wait_ready()
     try:
@@ -159,6 +173,13 @@ async def _start(
     except TokenizerError as error:
         raise EngineError(str(error)) from error
     await app.state.context.prompt_reader()
+    try:
+        defaults = await app.state.context.sampling_defaults()
+    except SamplingDefaultsError as error:
+        raise EngineError(str(error)) from error
+    if defaults:
+        shown = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+        logger.info("sampling defaults of the model: %s", shown)
     for line in start_lines(info, address, app.state.context.model_names):
         logger.info("%s", line)
 
@@ -192,7 +213,8 @@ def start_lines(info: EngineInfo, address: str, names: tuple[str, ...]) -> list[
         *info.notes,
         f"at once up to {info.max_num_seqs} sequences, {info.max_num_batched_tokens} tokens a "
         f"step; prefix caching {'on' if info.enable_prefix_caching else 'off'}",
-        f"ready after {info.load_seconds:.1f} s: {address}/v1 serves {', '.join(names)}",
+        f"ready after {time.monotonic() - _STARTED:.1f} s ({info.load_seconds:.1f} s to load and "
+        f"check the model): {address}/v1 serves {', '.join(names)}",
     ]
 
 
@@ -203,9 +225,26 @@ def _listen(host: str, port: int) -> socket.socket:
     return socket.create_server(bound[:2], family=family, backlog=BACKLOG)
 
 
-def _address(host: str, listener: socket.socket) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{listener.getsockname()[1]}"
+def _is_public(listener: socket.socket) -> bool:
+    return not ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def _tls_problem(settings: ServerSettings) -> str | None:
+    """What is wrong with the certificate and key, if there are any; uvicorn would say it late."""
+    if settings.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password="")
+    except OSError as error:  # ssl.SSLError is one
+        return f"the certificate {settings.ssl_certfile} and its key cannot be used: {error}"
+    return None
+
+
+def _address(settings: ServerSettings, listener: socket.socket) -> str:
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    shown = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"{scheme}://{shown}:{listener.getsockname()[1]}"
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from scheduler.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -20,6 +22,8 @@ class ServerSettings:
     max_n: int = 128
     max_choices: int = 2048  # prompts times n of one call
     max_messages: int = 4096
+    max_stop_strings: int = MAX_STOP_STRINGS
+    max_logprobs: int = MAX_LOGPROBS  # alternatives to one token
     max_listed_token_ids: int = 16_384  # in stop_token_ids, allowed_token_ids and logit_bias each
     generation_config: str = "auto"  # auto: sampling defaults from the model's file; none: ours
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -31,6 +35,10 @@ class ServerSettings:
     shutdown_timeout: float = 30.0  # how long open requests may go on after a stop signal
     log_level: str = "info"
 
+    @property
+    def has_api_keys(self) -> bool:
+        return bool(self.api_keys or self.api_keys_in_file)
+
     def __post_init__(self) -> None:
         for name in (
             "max_body_bytes",
@@ -38,10 +46,19 @@ class ServerSettings:
             "max_n",
             "max_choices",
             "max_messages",
+            "max_stop_strings",
             "max_listed_token_ids",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_stop_strings > MAX_STOP_STRINGS:
+            raise ValueError(
+                f"max_stop_strings must be at most {MAX_STOP_STRINGS}, got {self.max_stop_strings}"
+            )
+        if not 0 <= self.max_logprobs <= MAX_LOGPROBS:
+            raise ValueError(
+                f"max_logprobs must be between 0 and {MAX_LOGPROBS}, got {self.max_logprobs}"
+            )
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port must be between 0 and 65535, got {self.port}")
         if self.generation_config not in ("auto", "none"):

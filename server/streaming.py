@@ -16,6 +16,8 @@ from starlette.types import Receive, Scope, Send
 
 from server.errors import ShuttingDownError, to_api_error
 from server.generation import Delta, Generation, Usage
+from server.protocol.common import GenerationRequest
+from server.replies.reports import reports
 from server.replies.wire import DONE, KEEP_ALIVE, error_event
 
 Result = TypeVar("Result")
@@ -39,24 +41,32 @@ class Reply(Protocol):
 
     def opening(self) -> bytes: ...
 
-    def chunk(self, delta: Delta) -> bytes: ...
+    def chunk(self, delta: Delta, reports: dict[str, Any] | None = None) -> bytes:
+        """The events for one delta; `reports` go with the last of them."""
+        ...
 
-    def usage_chunk(self, usage: Usage) -> bytes: ...
+    def usage_chunk(self, usage: Usage, reports: dict[str, Any]) -> bytes: ...
 
 
 async def events(
-    generation: Generation, reply: Reply, *, include_usage: bool
+    generation: Generation, reply: Reply, request: GenerationRequest
 ) -> AsyncGenerator[bytes, None]:
-    """The body of a stream. A failure becomes its last event, in place of `[DONE]`."""
+    """The body of a stream. A failure becomes its last event, in place of `[DONE]`; the reports,
+    where asked for, go with the last chunk, whichever that is."""
+    include_usage = request.include_usage
     try:
         if opening := reply.opening():
             yield opening
         async with aclosing(generation.deltas()) as batches:
             async for deltas in batches:
-                if data := b"".join([reply.chunk(delta) for delta in deltas]):
+                is_last = generation.finished and not include_usage
+                closing = reports(generation, request) if is_last else None
+                pieces = [reply.chunk(delta) for delta in deltas[:-1]]
+                pieces += [reply.chunk(delta, closing) for delta in deltas[-1:]]
+                if data := b"".join(pieces):
                     yield data
         if include_usage:
-            yield reply.usage_chunk(generation.usage)
+            yield reply.usage_chunk(generation.usage, reports(generation, request))
         yield DONE
     except Exception as error:
         yield error_event(to_api_error(error))

@@ -143,7 +143,7 @@ def _read_weights(
     from transformers import AutoModelForCausalLM
 
     try:
-        with _without_progress_bars():
+        with _quiet_transformers():
             model, info = AutoModelForCausalLM.from_pretrained(
                 model_dir,
                 config=config,
@@ -172,15 +172,18 @@ def _read_weights(
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """The engine process reports progress itself; a bar in a log is noise."""
+def _quiet_transformers() -> Iterator[None]:
+    """No bars and no reports of many lines: what matters is told by us, in one."""
     from transformers.utils import logging as transformers_logging
 
     shown = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         if shown:
             transformers_logging.enable_progress_bar()
 

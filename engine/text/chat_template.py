@@ -2,11 +2,13 @@
 
 The template is rendered in a sandbox set up as transformers does, so that it gives the same prompt
 here as there. Its text comes from the model folder only, never from a request; in the sandbox it
-can change nothing and `range` is limited to 100,000 steps. Called by `Tokenizer.render_chat`.
+can change nothing, `range` is limited to 100,000 steps and rendering in time, whatever the messages
+make its loops do. Called by `Tokenizer.render_chat`.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +26,11 @@ Message = Mapping[str, Any]
 # Marks the end of a message that is to be continued. A private-use character, since templates
 # neither trim nor search for one.
 _END_MARK = "\U000f0002"
+
+# No prompt that fits a context takes a tenth of it.
+MAX_RENDER_SECONDS = 5.0
+# The variable that every loop and macro calls first; no template knows the name.
+_TICK = "_octavo_tick"
 
 
 class ChatTemplate:
@@ -90,6 +97,7 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
+                **{_TICK: _new_tick()},
                 **self._special_tokens,
             )
         except _Refusal as error:
@@ -161,8 +169,34 @@ class _GenerationTag(Extension):
         return nodes.Scope(body).set_lineno(line)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox in which no loop runs for ever: each turn, and each call of a macro, looks at the
+    clock."""
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        repeated: list[nodes.For | nodes.Macro] = [
+            *template.find_all(nodes.For),
+            *template.find_all(nodes.Macro),
+        ]
+        for node in repeated:
+            tick = nodes.Call(nodes.Name(_TICK, "load"), [], [], None, None)
+            node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
+        return template
+
+
+def _new_tick() -> Callable[[], None]:
+    deadline = time.monotonic() + MAX_RENDER_SECONDS
+
+    def tick() -> None:
+        if time.monotonic() > deadline:
+            raise _Refusal(f"the chat template takes more than {MAX_RENDER_SECONDS:g} s")
+
+    return tick
+
+
+def _environment() -> _Environment:
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _to_json

@@ -4,6 +4,7 @@ Content given as a list of text parts is joined by line breaks into one string, 
 template; nothing is dropped. Content that is not text is refused.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -189,7 +190,7 @@ class ChatCompletionRequest(GenerationRequest):
             return error
         return type(error)(new, str(error).replace(error.param, new))
 
-    def to_sampling_params(self) -> SamplingParams:
+    def to_sampling_params(self, defaults: Mapping[str, float]) -> SamplingParams:
         """Raises `ApiError` for what cannot be honoured, `ParameterError` for a wrong value."""
         self.check_streaming()
         limits = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -204,6 +205,7 @@ class ChatCompletionRequest(GenerationRequest):
                 "top_logprobs is allowed only with logprobs true", param="top_logprobs"
             )
         return self.sampling_params(
+            defaults,
             max_tokens=limits.pop() if limits else None,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,

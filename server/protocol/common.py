@@ -3,6 +3,7 @@
 Ranges are not checked here: `SamplingParams` does that, in one place for every way in.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
@@ -14,9 +15,10 @@ from scheduler.sampling_params import (
     MAX_SEED,
     MAX_STOP_LENGTH,
     MAX_STOP_STRINGS,
+    MIN_REPETITION_PENALTY,
 )
 from server.errors import InvalidValueError, UnsupportedError
-from server.protocol.body import RequestModel, check_length
+from server.protocol.body import RequestModel, abbreviate, check_length
 from server.protocol.fields import AS_VLLM, OURS, told
 from server.settings import ServerSettings
 
@@ -86,12 +88,12 @@ class GenerationRequest(RequestModel):
     max_tokens: int | None = told(
         None,
         "Most tokens of one answer; prompt and answer must fit the context.",
-        "absent, the answer may fill the context (completions: OpenAI and vLLM take 16)",
-        low=0,
+        "absent, the answer may fill the context",
+        low=1,
     )
     n: int | None = told(
         None,
-        "Answers to each prompt; also limited by `--max-n`, `--max-choices` and the seats.",
+        "Answers to each prompt; also limited by `--max-n`, `--max-choices` and `--max-num-seqs`.",
         low=1,
         high=MAX_CHOICES,
     )
@@ -132,7 +134,11 @@ class GenerationRequest(RequestModel):
         None, "Least probability, relative to the likeliest token's.", AS_VLLM, low=0, high=1
     )
     repetition_penalty: float | None = told(
-        None, "Above 1 discourages tokens of prompt and answer.", AS_VLLM, above=0, high=100
+        None,
+        "Above 1 discourages tokens of prompt and answer.",
+        AS_VLLM,
+        low=MIN_REPETITION_PENALTY,
+        high=100,
     )
     min_tokens: int | None = told(None, "No end before so many tokens.", AS_VLLM, low=0)
     stop_token_ids: list[int] | None = told(
@@ -180,6 +186,14 @@ class GenerationRequest(RequestModel):
     def check_sizes(cls, body: dict[str, Any], settings: ServerSettings) -> None:
         for field in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             check_length(body, field, settings.max_listed_token_ids)
+        check_length(body, "stop", settings.max_stop_strings)
+        for field in ("logprobs", "top_logprobs", "prompt_logprobs"):
+            value = body.get(field)
+            if type(value) is int and value > settings.max_logprobs:
+                raise InvalidValueError(
+                    f"{field} is {abbreviate(value)}, the limit is {settings.max_logprobs}",
+                    param=field,
+                )
         n = body.get("n")
         if isinstance(n, int) and n > settings.max_n:
             raise InvalidValueError(f"n is {n}, the limit is {settings.max_n}", param="n")
@@ -211,12 +225,19 @@ class GenerationRequest(RequestModel):
             )
 
     def sampling_params(
-        self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+        self,
+        defaults: Mapping[str, float],
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None,
     ) -> SamplingParams:
-        """Raises `ParameterError` for a value out of range."""
-        given: dict[str, Any] = {
-            name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None
-        }
+        """`defaults` stand in for fields left open. Raises `ParameterError` for a value out of
+        range."""
+        given: dict[str, Any] = dict(defaults)
+        for name in _SAMPLING_FIELDS:
+            if (value := getattr(self, name)) is not None:
+                given[name] = value
         if self.logit_bias is not None:
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         return SamplingParams(

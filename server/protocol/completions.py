@@ -1,5 +1,6 @@
 """The body of POST /v1/completions."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import PlainValidator
@@ -57,6 +58,13 @@ class CompletionRequest(GenerationRequest):
         "At most `--max-prompts`; each has its own `n` choices, in the prompts' order.",
         "OpenAI lets it be absent",
     )
+    max_tokens: int | None = told(
+        None,
+        "Most tokens of one answer; prompt and answer must fit the context. 0 with `echo` only: "
+        "the prompt is scored and nothing is generated.",
+        "absent, the answer may fill the context; OpenAI and vLLM then take 16",
+        low=0,
+    )
     echo: bool = told(
         False,
         "Begin each answer with its prompt; with `logprobs` the prompt is scored too, and then "
@@ -96,7 +104,7 @@ class CompletionRequest(GenerationRequest):
         """The prompt's log-probabilities are wanted and no new token: `max_tokens` 0 with echo."""
         return self.max_tokens == 0 and self.echo
 
-    def to_sampling_params(self) -> SamplingParams:
+    def to_sampling_params(self, defaults: Mapping[str, float]) -> SamplingParams:
         """Raises `ApiError` for what cannot be honoured, `ParameterError` for a wrong value.
 
         With echo, log-probabilities are given for the prompt too. Scoring alone still runs one
@@ -115,6 +123,7 @@ class CompletionRequest(GenerationRequest):
         if prompt_logprobs is None and self.echo:
             prompt_logprobs = self.logprobs
         return self.sampling_params(
+            defaults,
             max_tokens=1 if self.scores_only else self.max_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=prompt_logprobs,

@@ -33,7 +33,7 @@ class ChatReply:
         self._frame = ChunkFrame(head, "chat.completion.chunk", include_usage=request.include_usage)
         self._is_plain = not request.logprobs and not request.return_token_ids
 
-    def body(self, answers: list[Delta], usage: Usage) -> dict[str, Any]:
+    def body(self, answers: list[Delta], usage: Usage, reports: dict[str, Any]) -> dict[str, Any]:
         choices = []
         for answer in answers:
             choice: dict[str, Any] = {
@@ -48,6 +48,7 @@ class ChatReply:
             **self._head.fields("chat.completion"),
             "choices": choices,
             "usage": usage_body(usage),
+            **reports,
         }
         if self._request.return_token_ids:
             body["prompt_token_ids"] = self._prompt.token_ids
@@ -64,7 +65,7 @@ class ChatReply:
             for index in range(self._num_choices)
         )
 
-    def chunk(self, delta: Delta) -> bytes:
+    def chunk(self, delta: Delta, reports: dict[str, Any] | None = None) -> bytes:
         """The events for one delta: its text, if it has any, and its end, if it ends."""
         events = b""
         if self._is_plain:
@@ -83,11 +84,11 @@ class ChatReply:
                 "finish_reason": delta.finish_reason,
                 "stop_reason": delta.stop_reason,
             }
-            events += self._frame.chunk(orjson.dumps(end))
+            events += self._frame.chunk(orjson.dumps(end), reports)
         return events
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return self._frame.usage_chunk(usage)
+    def usage_chunk(self, usage: Usage, reports: dict[str, Any]) -> bytes:
+        return self._frame.usage_chunk(usage, reports)
 
     def _event(self, index: int, delta: dict[str, Any], extras: dict[str, Any]) -> bytes:
         choice = {"index": index, "delta": delta, **extras, "finish_reason": None}

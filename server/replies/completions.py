@@ -37,7 +37,7 @@ class CompletionReply:
         self._begun: set[int] = set()
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
-    def body(self, answers: list[Delta], usage: Usage) -> dict[str, Any]:
+    def body(self, answers: list[Delta], usage: Usage, reports: dict[str, Any]) -> dict[str, Any]:
         choices = []
         for answer in answers:
             choice = self._first_piece(answer)
@@ -49,13 +49,18 @@ class CompletionReply:
                     self._tokenizer, prompt.token_ids, answer.prompt_logprobs or ()
                 )
             choices.append(choice)
-        return {**self._head.fields(KIND), "choices": choices, "usage": usage_body(usage)}
+        return {
+            **self._head.fields(KIND),
+            "choices": choices,
+            "usage": usage_body(usage),
+            **reports,
+        }
 
     def opening(self) -> bytes:
         """Nothing: the first chunk comes with the first token."""
         return b""
 
-    def chunk(self, delta: Delta) -> bytes:
+    def chunk(self, delta: Delta, reports: dict[str, Any] | None = None) -> bytes:
         """The events for one delta: its text, if it has any, and its end, if it ends."""
         events = b""
         if delta.index not in self._begun and (self._request.echo or not self._is_plain):
@@ -77,15 +82,16 @@ class CompletionReply:
                     "logprobs": None,
                     "finish_reason": delta.finish_reason,
                     "stop_reason": delta.stop_reason,
-                }
+                },
+                reports,
             )
         return events
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return self._frame.usage_chunk(usage)
+    def usage_chunk(self, usage: Usage, reports: dict[str, Any]) -> bytes:
+        return self._frame.usage_chunk(usage, reports)
 
-    def _event(self, choice: dict[str, Any]) -> bytes:
-        return self._frame.chunk(orjson.dumps(choice))
+    def _event(self, choice: dict[str, Any], reports: dict[str, Any] | None = None) -> bytes:
+        return self._frame.chunk(orjson.dumps(choice), reports)
 
     def _prompt(self, delta: Delta) -> Prompt:
         return self._prompts[delta.index // self._num_choices]

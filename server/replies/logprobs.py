@@ -1,9 +1,8 @@
 """Log-probabilities in OpenAI's two shapes (completions, chat) and in vLLM's for prompts.
 
-A token that is part of a character has no text of its own: it is shown as `bytes:\\xf0\\x9f`, as
-OpenAI does, and its true bytes are given where the shape has room for them. A token that adds
-nothing to the text (the one that ended it, a special token that is skipped) has no bytes and moves
-no offset.
+A token that is part of a character has a made-up name (`token_names`), and its true bytes are given
+where the shape has room for them. A token that adds nothing to the text (the one that ended it, a
+special token that is skipped) has no bytes and moves no offset.
 """
 
 import codecs
@@ -13,17 +12,10 @@ from typing import Any
 from engine.text import Tokenizer
 from scheduler import TokenLogprob
 from server.generation import Delta
+from server.token_names import token_name
 
 # JSON has no infinity. A token that cannot be sampled has this log-probability, as at OpenAI.
 LOWEST = -9999.0
-
-
-def token_name(tokenizer: Tokenizer, token_id: int) -> str:
-    data = tokenizer.token_bytes(token_id)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 class TextBytes:

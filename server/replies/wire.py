@@ -67,11 +67,12 @@ class ChunkFrame:
     def __init__(self, head: ReplyHead, kind: str, *, include_usage: bool) -> None:
         self._fields = head.fields(kind)
         self._before = b"data: " + orjson.dumps(self._fields)[:-1] + b',"choices":['
-        self._after = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._after = b'],"usage":null' if include_usage else b"]"
 
-    def chunk(self, choice: bytes) -> bytes:
-        """One event with one choice, given as JSON."""
-        return self._before + choice + self._after
+    def chunk(self, choice: bytes, reports: dict[str, Any] | None = None) -> bytes:
+        """One event with one choice, given as JSON, and perhaps fields beside the choices."""
+        more = b"," + orjson.dumps(reports)[1:-1] if reports else b""
+        return self._before + choice + self._after + more + b"}\n\n"
 
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return event({**self._fields, "choices": [], "usage": usage_body(usage)})
+    def usage_chunk(self, usage: Usage, reports: dict[str, Any]) -> bytes:
+        return event({**self._fields, "choices": [], "usage": usage_body(usage), **reports})

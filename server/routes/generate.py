@@ -8,20 +8,25 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
-from fastapi import Request, Response
+from fastapi import Request as HttpRequest
+from fastapi import Response
 
 from engine.intake import build_request
-from scheduler import SamplingParams
+from scheduler import Request, SamplingParams
 from server.context import AppContext
 from server.generation import Delta, Generation, Usage, collect
-from server.prompts import Prompt
+from server.middleware import RequestRecord, record_of
+from server.prompts import Prompt, off_loop
 from server.protocol.common import GenerationRequest
+from server.replies.reports import reports
 from server.replies.wire import JsonReply, ReplyHead
 from server.streaming import EventStream, Reply, events, while_connected
 
 
 class WholeReply(Reply, Protocol):
-    def body(self, answers: list[Delta], usage: Usage) -> dict[str, Any]: ...
+    def body(
+        self, answers: list[Delta], usage: Usage, reports: dict[str, Any]
+    ) -> dict[str, Any]: ...
 
 
 def new_head(prefix: str, model: str) -> ReplyHead:
@@ -29,7 +34,8 @@ def new_head(prefix: str, model: str) -> ReplyHead:
     return ReplyHead(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), model)
 
 
-def submit(
+async def submit(
+    http: HttpRequest,
     context: AppContext,
     resources: ExitStack,
     call_id: str,
@@ -43,27 +49,36 @@ def submit(
 
     Raises `ParameterError` where one of them cannot be served, `EngineDeadError`.
     """
-    info = context.engine.info
-    requests = [
-        build_request(
-            f"{call_id}-{index}",
-            prompt.token_ids,
-            params,
-            info=info,
-            eos_token_ids=context.tokenizer.eos_token_ids,
-            arrival_time=time.monotonic(),
-            namespace=request.namespace,
-        )
-        for index, prompt in enumerate(prompts)
-    ]
+    info, eos_token_ids = context.engine.info, context.tokenizer.eos_token_ids
+    namespace = request.namespace(getattr(http.state, "tenant", ""))
+    arrival_time = time.monotonic()
+
+    def build_all() -> list[Request]:
+        return [
+            build_request(
+                f"{call_id}-{index}",
+                prompt.token_ids,
+                params,
+                info=info,
+                eos_token_ids=eos_token_ids,
+                arrival_time=arrival_time,
+                namespace=namespace,
+                cache_report=request.cache_report,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    # Looking at a token takes less than reading a character did.
+    requests = await off_loop(build_all, sum(len(p.token_ids) for p in prompts) // 8)
     generation = Generation(context.engine, context.tokenizer, requests, scores_only=scores_only)
     resources.callback(generation.close)
+    resources.callback(_note_usage, record_of(http), generation)
     generation.submit()
     return generation
 
 
 async def respond(
-    http: Request,
+    http: HttpRequest,
     context: AppContext,
     resources: ExitStack,
     generation: Generation,
@@ -74,10 +89,19 @@ async def respond(
     cutoff = context.admission.cutoff
     if request.stream:
         return EventStream(
-            events(generation, reply, include_usage=request.include_usage),
+            events(generation, reply, request),
             resources=resources.pop_all(),
             cutoff=cutoff,
             keepalive_interval=context.settings.keepalive_interval,
         )
     answers = await while_connected(http, collect(generation), cutoff)
-    return JsonReply(reply.body(answers, generation.usage))
+    usage = generation.usage
+
+    def write() -> Response:
+        return JsonReply(reply.body(answers, usage, reports(generation, request)))
+
+    return await off_loop(write, usage.prompt_tokens + usage.completion_tokens)
+
+
+def _note_usage(record: RequestRecord, generation: Generation) -> None:
+    record.usage = generation.usage

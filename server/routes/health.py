@@ -5,42 +5,50 @@ import dataclasses
 from fastapi import APIRouter, Response
 
 from server.context import Context
+from server.openapi import USUAL_ERRORS, answers
+from server.replies import schema
 from server.replies.wire import JsonReply
 from server.version import version
 
 router = APIRouter()
 
 
-@router.get("/health")
+@router.head("/health", include_in_schema=False)
+@router.get("/health", responses=answers(schema.Alive))
 async def health() -> Response:
     """200 as long as the process answers, whatever the engine does."""
     return JsonReply({"status": "alive"})
 
 
-@router.get("/health/ready")
+@router.head("/health/ready", include_in_schema=False)
+@router.get("/health/ready", responses=answers(schema.Ready, 503))
 async def ready(context: Context) -> Response:
     """200 when a request can be served now, else 503 with the reason."""
     context.require_ready()
     return JsonReply({"status": "ready"})
 
 
-@router.get("/version")
+@router.get("/version", responses=answers(schema.Version, 401))
 async def get_version() -> Response:
+    """The version of this server."""
     return JsonReply({"version": version()})
 
 
-@router.get("/server_info")
+@router.get("/server_info", responses=answers(schema.ServerInfo, *USUAL_ERRORS))
 async def server_info(context: Context) -> Response:
-    """What the engine says of itself: model, sizes, the kernel in use."""
+    """What the engine says of itself (model, sizes, the kernel in use), and the sampling defaults
+    that come with the model."""
     context.require_ready()
     info = context.engine.info
     body = dataclasses.asdict(info)
     body["model_dir"] = str(info.model_dir)
     body["num_slots"] = info.num_slots
+    body["generation_config"] = context.settings.generation_config
+    body["sampling_defaults"] = await context.sampling_defaults()
     return JsonReply(body)
 
 
-@router.get("/load")
+@router.get("/load", responses=answers(schema.Load, 401))
 async def load(context: Context) -> Response:
     """`server_load` counts the calls under way; the rest are the engine's newest gauges."""
     stats = context.engine.stats

@@ -5,12 +5,14 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from server.context import AppContext, Context
+from server.openapi import USUAL_ERRORS, answers
+from server.replies.schema import Model, ModelList
 from server.replies.wire import JsonReply
 
 router = APIRouter()
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=answers(ModelList, *USUAL_ERRORS))
 async def list_models(context: Context) -> Response:
     """The served name and its aliases."""
     context.require_ready()
@@ -19,8 +21,9 @@ async def list_models(context: Context) -> Response:
 
 
 # `path`, because a hub id holds a slash.
-@router.get("/v1/models/{model_id:path}")
+@router.get("/v1/models/{model_id:path}", responses=answers(Model, 404, *USUAL_ERRORS))
 async def get_model(model_id: str, context: Context) -> Response:
+    """One of them."""
     context.require_ready()
     return JsonReply(_model(context, context.resolve_model(model_id)))
 

@@ -58,7 +58,7 @@ def test_a_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
     (cut,) = llm.generate("hello world", params, progress=False)
     assert cut.outputs[0].text == text[: text.index(stop)]
     assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
-    assert llm.stats.pages_in_use == 0
+    assert (llm.stats.pages_in_use, llm.stats.finished_abort) == (0, 0)
 
 
 def test_a_stop_token_ends_the_answer_and_shows_no_text(llm: LLM) -> None:
@@ -97,6 +97,15 @@ def test_chat_goes_through_the_template(llm: LLM) -> None:
         ([1] * 256, {}, r"256 tokens and leaves no room.*context of 256"),
         ([1] * 200, {"max_tokens": 57}, r"200 tokens and max_tokens 57 exceed the context of 256"),
         ([1], {"max_tokens": 0}, r"max_tokens must be at least 1, got 0"),
+        ([1] * 250, {"min_tokens": 7}, r"min_tokens is 7, the answer has room for 6 tokens"),
+        (
+            [1],
+            {"min_tokens": 2, "allowed_token_ids": (5,), "stop_token_ids": (5, 6)},
+            r"min_tokens is 2 and every one of allowed_token_ids ends the answer",
+        ),
+        ([True, False], {}, r"prompt must hold integers, got True"),
+        ([1.5], {}, r"prompt must hold integers, got 1.5"),
+        (b"abc", {}, r"a prompt must be a text or a list of token ids, got bytes"),
         ([1], {"stop_token_ids": (352,)}, r"stop_token_ids holds token id 352"),
         ([1], {"n": 128, "max_tokens": 1}, None),
     ],

@@ -14,8 +14,9 @@ NUMBERS = {
     "min_p": (0.0, 1.0),
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 100.0),
 }
-POSITIVE_NUMBERS = {"top_p": 1.0, "repetition_penalty": 100.0}  # 0 is not allowed
+POSITIVE_NUMBERS = {"top_p": 1.0}  # 0 is not allowed
 INTEGERS = {
     "n": (1, MAX_CHOICES),
     "top_k": (-1, None),
@@ -175,8 +176,6 @@ def test_integers_beyond_any_float_are_refused(field):
     assert refusal(**{field: 10**400}).param == field
 
 
-@pytest.mark.parametrize(
-    "fields", [{"stop": 5}, {"stop": None}, {"stop_token_ids": 5}, {"logit_bias": [1]}]
-)
+@pytest.mark.parametrize("fields", [{"stop": 5}, {"stop_token_ids": 5}, {"logit_bias": [1]}])
 def test_values_that_are_not_lists_are_refused(fields):
     assert refusal(**fields).param in fields

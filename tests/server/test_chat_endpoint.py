@@ -1,5 +1,7 @@
 """POST /v1/chat/completions, whole answers: messages in, a message out."""
 
+import socket
+
 import pytest
 
 from engine.text import Tokenizer
@@ -204,6 +206,17 @@ async def test_content_that_is_not_text_is_refused(new_engine, new_client, kind)
     error = await refused(new_client(new_engine("x")), USER, {"role": "user", "content": parts})
     assert (error["code"], error["param"]) == ("unsupported", "messages.1.content")
     assert kind in error["message"]
+
+
+async def test_no_address_of_a_caller_is_ever_visited(new_engine, new_client):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/image.png"
+        parts = [{"type": "image_url", "image_url": {"url": url}}]
+        error = await refused(new_client(new_engine("x")), {"role": "user", "content": parts})
+        assert error["code"] == "unsupported"
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
 
 
 async def test_earlier_tool_calls_are_refused(new_engine, new_client):

@@ -106,6 +106,43 @@ def test_variables_stand_between_defaults_and_flags(serve_with, monkeypatch):
     assert serve_with("by/position")[0].model == "by/position"
 
 
+def test_api_keys_come_from_flags_a_file_and_variables(serve_with, monkeypatch, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# ours\nfirst\n\n  second  \n")
+    _, settings = serve_with("--api-key", "a", "--api-key", "b", "--api-key-file", str(file))
+    assert settings.api_keys == ("a", "b")
+    assert settings.api_keys_in_file == ("first", "second")
+    monkeypatch.setenv("OCTAVO_API_KEY", "c,d")
+    monkeypatch.setenv("OCTAVO_API_KEY_FILE", str(file))
+    assert serve_with()[1].api_keys == ("c", "d")
+    assert serve_with()[1].api_keys_in_file == ("first", "second")
+    assert serve_with("--api-key", "a", "some/model")[1].api_keys == ("a",)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "# only words\n", "good\nnot a secret\n", "caf\u00e9", None]
+)
+def test_a_key_file_without_usable_keys_is_told_without_its_content(
+    serve_with, capsys, tmp_path, content
+):
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_text(content)
+    line = refused(capsys, "serve", "--api-key-file", str(file))
+    assert "--api-key-file" in line and str(file) in line
+    assert "secret" not in line and "caf" not in line
+
+
+def test_a_key_that_no_header_can_hold_is_refused_unseen(serve_with, capsys):
+    line = refused(capsys, "serve", "--api-key", "not a secret")
+    assert "--api-key" in line and "secret" not in line
+
+
+def test_a_certificate_must_be_a_file(serve_with, capsys, tmp_path):
+    missing = tmp_path / "cert.pem"
+    assert str(missing) in refused(capsys, "serve", "--ssl-certfile", str(missing))
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler import SamplingParams
+from scheduler import SamplingParams, TokenLogprob
 
 PATH = "/v1/completions"
 
@@ -173,6 +173,17 @@ async def test_echo_and_logprobs_score_the_prompt(new_engine, new_client, tokeni
     ]
     starts = [len(tokenizer.decode(ids[:index])) for index in range(len(ids))]
     assert scored["text_offset"] == starts
+
+
+async def test_minus_infinity_is_told_as_openais_lowest_value(new_engine, new_client, monkeypatch):
+    impossible = TokenLogprob(float("-inf"), 9, ((7, float("-inf")),))
+    monkeypatch.setattr("fake_engine.logprob_of", lambda token_id, num_top: impossible)
+    client = new_client(new_engine("dog"))
+    body = await complete(client, prompt=[5, 6], echo=True, logprobs=1, prompt_logprobs=1)
+    [choice] = body["choices"]
+    assert set(choice["logprobs"]["token_logprobs"]) == {None, -9999.0}
+    assert {v for top in choice["logprobs"]["top_logprobs"][1:] for v in top.values()} == {-9999.0}
+    assert {v["logprob"] for v in choice["prompt_logprobs"][1].values()} == {-9999.0}
 
 
 async def test_max_tokens_0_with_echo_scores_only(new_engine, new_client, tokenizer):

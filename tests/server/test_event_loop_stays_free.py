@@ -20,6 +20,8 @@ LONG = "hello world " * 1000
             "render_chat",
         ),
         ("/tokenize", {"prompt": LONG}, "encode"),
+        ("/tokenize", {"prompt": LONG, "return_token_strs": True}, "token_bytes"),
+        ("/v1/completions", {"prompt": [5] * 5000, "echo": True, "logprobs": 0}, "token_bytes"),
         ("/detokenize", {"tokens": [5] * 5000}, "decode"),
     ],
 )

@@ -76,6 +76,36 @@ def test_a_completion_with_stop_logprobs_and_our_own_fields(connect, new_engine)
     assert answer.choices[0].logprobs.token_logprobs[0] < 0
 
 
+def test_scores_of_prompt_and_answers_have_the_types_of_the_client(connect, new_engine, tokenizer):
+    answer = connect(new_engine("four five")).completions.create(
+        model="tiny", prompt=["one two", "three"], echo=True, logprobs=2, n=2, max_tokens=2
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    for choice in answer.choices:
+        prompt = ["one two", "three"][choice.index // 2]
+        scored = choice.logprobs
+        count = len(tokenizer.encode(prompt)) + 2
+        assert len(scored.tokens) == len(scored.token_logprobs) == count
+        assert len(scored.text_offset) == len(scored.top_logprobs) == count
+        assert scored.token_logprobs[0] is None and all(v < 0 for v in scored.token_logprobs[1:])
+        ends = [*scored.text_offset[1:], len(choice.text)]
+        pieces = [
+            choice.text[start:end] for start, end in zip(scored.text_offset, ends, strict=True)
+        ]
+        assert pieces == scored.tokens
+
+
+def test_chat_logprobs_have_the_types_of_the_client(connect, new_engine):
+    answer = connect(new_engine("hé 🙂")).chat.completions.create(
+        model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=2
+    )
+    [choice] = answer.choices
+    joined = b"".join(bytes(entry.bytes) for entry in choice.logprobs.content)
+    assert joined.decode() == choice.message.content
+    assert all(len(entry.top_logprobs) == 2 for entry in choice.logprobs.content)
+    assert choice.logprobs.refusal is None
+
+
 def test_the_async_client(connect, new_engine):
     base_url = connect(new_engine("hello world")).base_url
 

@@ -261,8 +261,19 @@ async def test_absurd_sizes_are_refused(client, path, body, param):
 
 
 async def test_limits_are_settings(new_engine, new_client):
-    client = new_client(new_engine("x"), max_prompts=2, max_n=3, max_choices=4, max_messages=1)
+    client = new_client(
+        new_engine("x"),
+        max_prompts=2,
+        max_n=3,
+        max_choices=4,
+        max_messages=1,
+        max_stop_strings=1,
+        max_logprobs=2,
+    )
     for body, param in (
+        ({"prompt": "x", "stop": ["a", "b"]}, "stop"),
+        ({"prompt": "x", "logprobs": 3}, "logprobs"),
+        ({"prompt": "x", "prompt_logprobs": 3}, "prompt_logprobs"),
         ({"prompt": ["x"] * 3}, "prompt"),
         ({"prompt": "x", "n": 4}, "n"),
         ({"prompt": ["x"] * 2, "n": 3}, "n"),

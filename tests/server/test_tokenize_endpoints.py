@@ -31,6 +31,16 @@ async def test_token_strings_on_request(new_engine, new_client, tokenizer):
     assert "".join(strings) == "hello world" and len(strings) > 1
 
 
+async def test_what_is_longer_than_the_context_can_be_counted(new_engine, new_client):
+    client = new_client(new_engine("x"))
+    text = "a fox " * 200
+    for body in ({"prompt": text}, {"messages": [{"role": "user", "content": text}]}):
+        counted = (await client.post("/tokenize", json=body)).json()
+        assert counted["count"] == len(counted["tokens"]) > counted["max_model_len"]
+    refused = await client.post("/v1/completions", json={"prompt": text})
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [

@@ -110,6 +110,26 @@ def test_a_template_that_fails_is_an_error_of_ours(with_template, template):
         with_template(template).render_chat([USER])
 
 
+ENDLESS = {
+    "loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
+    "macros": (
+        "{% macro grow(n) %}{% if n %}{{ grow(n - 1) }}{{ grow(n - 1) }}{% endif %}{% endmacro %}"
+        "{{ grow(60) }}"
+    ),
+    "recursion": (
+        "{% for a in [range(9)] recursive %}"
+        "{% if loop.depth < 60 %}{{ loop([a]) }}{{ loop([a]) }}{% endif %}{% endfor %}"
+    ),
+}
+
+
+@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_that_would_run_for_ever_is_stopped(with_template, monkeypatch, template):
+    monkeypatch.setattr("engine.text.chat_template.MAX_RENDER_SECONDS", 0.05)
+    with pytest.raises(TemplateError, match="takes more than"):
+        with_template(template).render_chat([USER])
+
+
 def test_a_model_without_a_template_says_so(with_template):
     tokenizer = with_template(None)
     assert not tokenizer.has_chat_template

@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
 PORT ?= 8000
+# Setuptools warns of flat layouts at every editable install.
+INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 
 .PHONY: serve test test-clients check soak env clean
 
@@ -34,15 +36,15 @@ $(VENV)/.server: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=24'
 	@echo "installing (PyTorch is large: this takes some minutes the first time)"
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[server]'
+	$(INSTALL) '.[server]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.server
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(INSTALL) '.[dev]'
 	touch $@
 
 $(VENV)/.clients: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --editable '.[clients-test]'
+	$(INSTALL) '.[clients-test]'
 	touch $@
 
 clean:

@@ -123,7 +123,7 @@ def _scenarios(info: EngineInfo, largest_pages: int) -> tuple[Scenario, ...]:
     return (
         Scenario("alone", whole, together=False),
         Scenario("batched", whole),
-        Scenario("shared (twice, warm cache)", whole, rounds=2),
+        Scenario("shared (twice, warm)", whole, rounds=2),
         Scenario(f"chunked (budget {chunk})", chunk),
         Scenario("forked (n = 3)", whole, n=min(3, info.max_num_seqs)),
         Scenario("preempted (smallest pool)", whole, num_pages=small_pool),
@@ -199,7 +199,7 @@ def _agreement(
 def _table(title: str, results: list[Agreement]) -> Table:
     table = Table(title=title)
     table.add_column("served", no_wrap=True)
-    for heading in ("answers equal", "tokens before they part", "from cache", "preemptions"):
+    for heading in ("equal", "tokens agreeing", "cached", "preempted"):
         table.add_column(heading, justify="right")
     for result in results:
         table.add_row(

@@ -161,11 +161,13 @@ def test_masks_that_leave_nothing_fail_alone(make_row):
 
 
 def test_a_penalty_that_overflows_fails_alone(make_row):
-    fine = make_row(0, seed=1)
-    likeliest = int(LOGITS[0].argmax())
-    samples = sample(LOGITS, [make_row(0, output=(likeliest,), repetition_penalty=1e-60), fine])
+    logits = LOGITS.clone()
+    likeliest = int(logits[0].argmax())
+    logits[0, likeliest] = 1e37  # finite, and not when divided by 0.01
+    fine = make_row(1, seed=1)
+    samples = sample(logits, [make_row(0, output=(likeliest,), repetition_penalty=0.01), fine])
     assert "overflow" in samples[0].error
-    assert samples[1] == sample(LOGITS, [fine])[0]
+    assert samples[1] == sample(logits, [fine])[0]
 
 
 def test_a_row_that_raises_fails_alone(make_row, caplog):

@@ -25,6 +25,13 @@ BODIES: dict[str, type[BaseModel]] = {
 USUAL_ERRORS = (401, 500, 503)
 BODY_ERRORS = (400, 404, 413, 415)
 
+# One server-sent event: JSON as text, or `[DONE]`.
+EVENT_SCHEMA = {
+    "type": "object",
+    "required": ["data"],
+    "properties": {"data": {"type": "string"}},
+}
+
 
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
     """`openapi_extra` of a route whose body is `model`. Its schema is put in at the end: FastAPI's
@@ -39,7 +46,7 @@ def answers(
     result: dict[str, Any] = {"model": model, "description": "The result."}
     if streams:
         result["description"] = "The result; with `stream` true in events, ended by `[DONE]`."
-        result["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        result["content"] = {"text/event-stream": {"itemSchema": EVENT_SCHEMA}}
     responses: dict[int | str, dict[str, Any]] = {200: result}
     for status in sorted(errors):
         codes = [f"`{code}`" for code, value in STATUS_BY_CODE.items() if value == status]

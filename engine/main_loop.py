@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -67,6 +68,8 @@ def _build_lean(build: EngineBuilder, report: Reporter) -> SteppingEngine:
 
 
 def _leave(number: int, frame: object) -> NoReturn:
+    # Should it strike inside a destructor it is dropped there, aloud; the parent signals again.
+    sys.unraisablehook = lambda unraisable: None
     raise SystemExit(128 + number)
 
 

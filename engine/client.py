@@ -273,9 +273,10 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args:
 
 
 def _build(config: EngineConfig, report: Reporter) -> SteppingEngine:
-    # Imported here, in the engine's process: this module must not bring torch to the front end.
-    # What cannot work should fail before that import, which takes seconds.
+    # What cannot work should fail before torch is imported, which takes seconds; once the model is
+    # there, that `build_engine` looks for it again costs milliseconds.
     resolve_model(config.model, cache_dir=config.cache_dir, offline=config.offline, report=report)
+    # In the engine's process: this module must not bring torch to the front end.
     from engine.build import build_engine
 
     return build_engine(config, report)

@@ -41,6 +41,8 @@ Model = TypeVar("Model", bound=BaseModel)
 
 # Usage is always asked for: it costs one event, and a stream's caller has no other way to it.
 _STREAM: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+# Seconds, ten years: beyond lies no limit, and what the system's timers cannot hold.
+LONGEST_TIMEOUT = 315_360_000.0
 # Options that are not fields of the body.
 _ABOUT_THE_CALL = frozenset({"timeout", "request_id", "extra_body"})
 
@@ -171,10 +173,15 @@ class CallBuilder:
 def _to_list(messages: Messages) -> list[Mapping[str, Any]]:
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
-    return [
-        message.to_request() if isinstance(message, ChatMessage) else dict(message)
-        for message in messages
-    ]
+    return [_to_mapping(message) for message in messages]
+
+
+def _to_mapping(message: Mapping[str, Any] | ChatMessage) -> Mapping[str, Any]:
+    if isinstance(message, ChatMessage):
+        return message.to_request()
+    if isinstance(message, Mapping):
+        return dict(message)
+    raise TypeError(f"a message must be a mapping or a ChatMessage, got {message!r:.100}")
 
 
 def _headers(options: Mapping[str, Any]) -> dict[str, str]:
@@ -196,7 +203,7 @@ def _check_names(options: Mapping[str, Any], known: frozenset[str]) -> None:
 def _check_timeout(timeout: float | None) -> float | None:
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be above 0, or None for no limit, got {timeout}")
-    return timeout
+    return None if timeout is None or timeout > LONGEST_TIMEOUT else timeout
 
 
 def check_header_value(name: str, value: str, *, secret: bool = False) -> None:

@@ -18,6 +18,7 @@ DEFAULT_TIMEOUT = 600.0
 DEFAULT_CONNECT_TIMEOUT = 5.0
 DEFAULT_MAX_CONNECTIONS = 100
 DEFAULT_MAX_RETRIES = 2
+MAX_PORT = 65535
 # Shorter than servers keep an idle connection, lest one is closed just as it is used again.
 IDLE_CONNECTION_SECONDS = 30.0
 
@@ -56,6 +57,8 @@ class Connection:
     def __post_init__(self) -> None:
         if self._url.scheme not in ("http", "https") or not self._url.host:
             raise ValueError(f"base_url must be like http://host:port, got {self.base_url!r}")
+        if (self._url.port or 0) > MAX_PORT:
+            raise ValueError(f"base_url must have a port up to {MAX_PORT}, got {self.base_url!r}")
         if self.api_key is not None:
             check_header_value("api_key", self.api_key, secret=True)
         for name, value in self.headers.items():
@@ -102,8 +105,10 @@ class Connection:
     @property
     def _url(self) -> httpx.URL:
         try:
-            return httpx.URL(self.base_url)
-        except httpx.InvalidURL as error:
+            url = httpx.URL(self.base_url)
+            url.host.encode("idna")  # what looking up the name does first
+            return url
+        except (httpx.InvalidURL, UnicodeError) as error:
             raise ValueError(f"base_url {self.base_url!r} is no URL: {error}") from None
 
     @property

@@ -53,11 +53,12 @@ class Client:
     """Speaks to one server. Close it, or use it as a context.
 
     `timeout` is the time in seconds that a whole call may take, its retries and the reading of its
-    stream included; None is no limit. `connect_timeout` limits each try to connect. A failure that
-    may pass (no connection; status 408, 429, 502, 503, 504) is retried up to `max_retries` times,
-    as long as nothing of a reply has come. `transport` replaces the network, and then
-    `max_connections` is its own business. Methods raise `OctavoError`; wrong arguments `TypeError`
-    or `ValueError`.
+    stream included; None is no limit. (A server that sends the head of a reply drop by drop can
+    stretch it here, but not with `AsyncClient`.) `connect_timeout` limits each try to connect. A
+    failure that may pass (no connection; status 408, 429, 502, 503, 504) is retried up to
+    `max_retries` times, as long as nothing of a reply has come. `transport` replaces the network,
+    and then `max_connections` is its own business. Methods raise `OctavoError`; wrong arguments
+    `TypeError` or `ValueError`.
     """
 
     def __init__(

@@ -128,6 +128,13 @@ def test_waiting_for_readiness_ends_in_time_with_the_reason(connect: Any) -> Non
         client.wait_ready(timeout=TIMEOUT)
 
 
+@pytest.mark.parametrize("timeout", [float("inf"), 1e12])
+def test_a_limit_beyond_all_clocks_is_none(connect: Any, timeout: float) -> None:
+    client, _ = connect(lambda e: e.reply(body={"status": "alive"}), timeout=timeout)
+    assert client.health().status == "alive"
+    client.wait_ready(timeout=timeout)
+
+
 def test_no_limit_waits(connect: Any) -> None:
     released = threading.Event()
 

@@ -152,6 +152,8 @@ def test_a_proxy_of_the_environment_is_not_asked_for_the_loopback(
         ({"base_url": "ftp://host"}, "base_url must be like http://host:port"),
         ({"base_url": "http://"}, "base_url must be like http://host:port"),
         ({"base_url": "http://host:port"}, "is no URL"),
+        ({"base_url": "http://host:65536"}, "base_url must have a port up to 65535"),
+        ({"base_url": f"http://{'a' * 64}.com"}, "is no URL"),
         ({"api_key": "key\n"}, "api_key must be printable ASCII"),
         ({"api_key": ""}, "api_key must be printable ASCII"),
         ({"headers": {"X-Team": "röd"}}, "header X-Team must be printable ASCII"),
@@ -180,6 +182,8 @@ def test_wrong_arguments_are_refused_before_anything_is_sent(connect: Any) -> No
         client.stream_chat("say", echo=True)
     with pytest.raises(ValueError, match="timeout must be above 0"):
         client.complete("say", timeout=-1)
+    with pytest.raises(TypeError, match="a message must be a mapping or a ChatMessage, got 'say'"):
+        client.chat(["say"])
     with pytest.raises(ValueError, match="request_id must be printable ASCII"):
         client.complete("say", request_id="a\r\nb")
     assert not server.exchanges

@@ -10,7 +10,7 @@ import json
 import logging
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import orjson
 from fastapi import Request
@@ -33,6 +33,10 @@ logger = logging.getLogger("octavo.server")
 THREAD_BYTES = 64 * 1024
 MAX_SHOWN_CHARS = 60
 MAX_NAMED_FIELDS = 10
+MAX_PARAM_CHARS = 200
+
+# Where a value stands in a body: the names and indices on the way to it.
+Path: TypeAlias = tuple[str | int, ...]
 
 # pydantic's error types in plain words; for the others its own message is used.
 _PHRASES = {
@@ -46,6 +50,9 @@ _PHRASES = {
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
     "finite_number": "must be a finite number",
+    "too_short": "must not be empty",  # no list here has another lower bound
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length} characters",
 }
 
 
@@ -117,44 +124,56 @@ def _load_json(raw: bytes) -> object:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         reason = str(error)
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidJsonError(f"the body is not UTF-8, from byte {error.start} on") from None
     # The standard parser takes NaN, Infinity and unpaired surrogates: it can find where they are.
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError):
         raise InvalidJsonError(f"the body is not valid JSON: {reason}") from None
-    for path, value in _leaves(body, ""):
+    for path, value in _leaves(body):
         if isinstance(value, float) and not math.isfinite(value):
-            raise InvalidValueError(f"{path} must be a finite number, got {value}", param=path)
+            param = _param(path)
+            raise InvalidValueError(f"{param} must be a finite number, got {value}", param=param)
         if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+            param = _param(path)
             raise InvalidValueError(
-                f"{path} holds half of a surrogate pair, which is no character", param=path
+                f"{param or 'the body'} holds half of a surrogate pair, which is no character",
+                param=param,
             )
     raise InvalidJsonError(f"the body is not valid JSON: {reason}")
 
 
-def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Every scalar and key of parsed JSON, with the dotted path to it."""
-    pending = [(path, value)]
+def _leaves(value: object) -> Iterator[tuple[Path, object]]:
+    """Every scalar and key of parsed JSON, with the path to it or to the object it is a key of."""
+    pending: list[tuple[Path, object]] = [((), value)]
     while pending:
         path, value = pending.pop()
         if isinstance(value, dict):
-            yield from ((path or "body", key) for key in value)
-            pending += [(_join(path, key), item) for key, item in value.items()]
+            yield from ((path, key) for key in value)
+            pending += [((*path, key), item) for key, item in value.items()]
         elif isinstance(value, list):
-            pending += [(_join(path, index), item) for index, item in enumerate(value)]
+            pending += [((*path, index), item) for index, item in enumerate(value)]
         else:
             yield path, value
 
 
-def _join(path: str, name: str | int) -> str:
-    return f"{path}.{name}" if path else str(name)
+def _param(path: Path) -> str | None:
+    """A path with dots, cut off where names from the caller make it long; None for the body."""
+    dotted = ".".join(str(part)[:MAX_PARAM_CHARS] for part in path[:MAX_PARAM_CHARS])
+    return dotted[:MAX_PARAM_CHARS] or None
 
 
 def _to_api_error(error: ErrorDetails) -> ApiError:
-    param = ".".join(str(part) for part in error["loc"])
+    param = _param(error["loc"])
     if error["type"] == "unsupported":  # raised by a validator of ours
         return UnsupportedError(f"{param} {error['msg']}", param=param)
-    phrase = _PHRASES.get(error["type"], error["msg"].replace("Input should be", "must be"))
+    if (phrase := _PHRASES.get(error["type"])) is not None:
+        phrase = phrase.format_map(error.get("ctx", {}))
+    else:
+        phrase = error["msg"].replace("Input should be", "must be")
     if error["type"] != "missing":
         phrase += f", got {abbreviate(error['input'])}"
     return InvalidValueError(f"{param} {phrase}", param=param)

@@ -131,6 +131,65 @@ async def test_a_wrong_value_is_refused_by_field_and_value(client, field, value)
     assert field in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        (CHAT, {"messages": []}, "messages must not be empty, got a list of 0"),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "cache_salt": ""},
+            'cache_salt must not be empty, got ""',
+        ),
+        (
+            COMPLETIONS,
+            {"prompt": "x", "cache_salt": "s" * 257},
+            f'cache_salt must have at most 256 characters, got "{"s" * 60}" and more',
+        ),
+    ],
+)
+async def test_a_wrong_length_is_told_in_plain_words(client, path, body, message):
+    response = await client.post(path, json=body)
+    [param] = body.keys() - {"prompt"}
+    assert error_of(response, 400, "invalid_value", param)["message"] == message
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"prompt": "x", "logit_bias": {"%s": "y"}}' % (b"k" * 100_000),
+        b'{"prompt": "x", "%s": NaN}' % (b"k" * 100_000),
+        b'{"prompt": "x", "deep": %sNaN%s}' % (b"[" * 900, b"]" * 900),
+    ],
+)
+async def test_names_that_the_caller_made_long_do_not_come_back_whole(client, raw):
+    response = await client.post(COMPLETIONS, content=raw, headers=JSON)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "invalid_value")
+    assert len(error["param"]) <= 200 and len(error["message"]) <= 400
+
+
+async def test_braces_in_a_value_are_shown_as_they_are(client):
+    content = [{"type": "{index.__class__}", "text": "x"}]
+    response = await client.post(CHAT, json={"messages": [{"role": "user", "content": content}]})
+    error = error_of(response, 400, "unsupported", "messages.0.content")
+    assert "has type {index.__class__};" in error["message"]
+
+
+async def test_half_a_surrogate_pair_in_a_name_belongs_to_no_field(client):
+    raw = rb'{"prompt": "x", "\ud83d": 1}'
+    response = await client.post(COMPLETIONS, content=raw, headers=JSON)
+    error = error_of(response, 400, "invalid_value", None)
+    assert error["message"].startswith("the body holds half of a surrogate pair")
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"prompt": "caf\xe9"}', '{"prompt": "x"}'.encode("utf-16")], ids=["latin", "utf-16"]
+)
+async def test_a_body_in_another_encoding_is_told_so(client, raw):
+    error = error_of(await client.post(COMPLETIONS, content=raw, headers=JSON), 400, "invalid_json")
+    assert "is not UTF-8" in error["message"]
+
+
 async def test_a_wrong_item_is_named_by_its_place(client):
     response = await client.post(COMPLETIONS, json={"prompt": "x", "stop": ["a", 5]})
     error = error_of(response, 400, "invalid_value", "stop.1")

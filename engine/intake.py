@@ -26,8 +26,12 @@ def build_request(
     arrival_time: float,
     namespace: str = "",
     cache_report: bool = False,
+    scores_only: bool = False,
 ) -> Request:
     """Check a prompt against the engine's limits and resolve what the client left open.
+
+    `scores_only`: the caller wants the prompt's log-probabilities and throws the one sampled token
+    away, so the prompt may fill the whole context.
 
     Without `max_tokens` the answer may fill the context (and no more than the pool holds); without
     a seed one is drawn. Raises `ParameterError` or `ContextLengthError`, which name the field, the
@@ -35,7 +39,10 @@ def build_request(
     """
     prompt = tuple(prompt_token_ids)
     _check_token_ids(prompt, params, info.vocab_size)
-    max_tokens = _resolve_max_tokens(len(prompt), params.max_tokens, info)
+    if scores_only:
+        max_tokens = _check_scored(len(prompt), info)
+    else:
+        max_tokens = _resolve_max_tokens(len(prompt), params.max_tokens, info)
     stop_token_ids = frozenset(params.stop_token_ids)
     if not params.ignore_eos:
         stop_token_ids |= eos_token_ids
@@ -103,6 +110,15 @@ def _resolve_max_tokens(num_prompt: int, max_tokens: int | None, info: EngineInf
             f"{info.max_model_len} tokens",
         )
     return max_tokens
+
+
+def _check_scored(num_prompt: int, info: EngineInfo) -> int:
+    if num_prompt > info.max_model_len:
+        raise ContextLengthError(
+            "prompt",
+            f"the prompt has {num_prompt} tokens, the context has {info.max_model_len}",
+        )
+    return 1  # sampled from the last position, never written to the cache
 
 
 def _check_min_tokens(

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AbstractContextManager, aclosing
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -16,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.errors import ShuttingDownError, to_api_error
 from server.generation import Delta, Generation, Usage
+from server.prompts import off_loop
 from server.protocol.common import GenerationRequest
 from server.replies.reports import reports
 from server.replies.wire import DONE, KEEP_ALIVE, error_event
@@ -61,15 +63,25 @@ async def events(
             async for deltas in batches:
                 is_last = generation.finished and not include_usage
                 closing = reports(generation, request) if is_last else None
-                pieces = [reply.chunk(delta) for delta in deltas[:-1]]
-                pieces += [reply.chunk(delta, closing) for delta in deltas[-1:]]
-                if data := b"".join(pieces):
+                # A step's tokens are few; a scored prompt comes all at once, for each choice.
+                write = partial(_write_chunks, reply, deltas, closing)
+                if data := await off_loop(write, sum(map(_num_tokens, deltas))):
                     yield data
         if include_usage:
             yield reply.usage_chunk(generation.usage, reports(generation, request))
         yield DONE
     except Exception as error:
         yield error_event(to_api_error(error))
+
+
+def _write_chunks(reply: Reply, deltas: list[Delta], closing: dict[str, Any] | None) -> bytes:
+    pieces = [reply.chunk(delta) for delta in deltas[:-1]]
+    pieces += [reply.chunk(delta, closing) for delta in deltas[-1:]]
+    return b"".join(pieces)
+
+
+def _num_tokens(delta: Delta) -> int:
+    return len(delta.token_ids) + len(delta.prompt_logprobs or ())
 
 
 class EventStream(Response):

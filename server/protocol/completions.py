@@ -61,7 +61,7 @@ class CompletionRequest(GenerationRequest):
     max_tokens: int | None = told(
         None,
         "Most tokens of one answer; prompt and answer must fit the context. 0 with `echo` only: "
-        "the prompt is scored and nothing is generated.",
+        "the prompt, which may fill the context, is scored and nothing is generated.",
         "absent, the answer may fill the context; OpenAI and vLLM then take 16",
         low=0,
     )

@@ -2,7 +2,8 @@
 
 A token that is part of a character has a made-up name (`token_names`), and its true bytes are given
 where the shape has room for them. A token that adds nothing to the text (the one that ended it, a
-special token that is skipped) has no bytes and moves no offset.
+special token that is skipped) has no bytes and moves no offset. The tokens of a stop string keep
+theirs, though the text ends before it: a stream has sent them before the match is complete.
 """
 
 import codecs
@@ -32,7 +33,8 @@ class TextBytes:
 
 
 def chat_entries(tokenizer: Tokenizer, text_bytes: TextBytes, delta: Delta) -> list[dict[str, Any]]:
-    """`choices[].logprobs.content`: the joined `bytes` of all entries are the content's UTF-8."""
+    """`choices[].logprobs.content`: the joined `bytes` of all entries are the content's UTF-8, and
+    then what a stop string has cut off."""
     entries = []
     for token_id, logprob, hidden in _tokens(delta):
         entries.append(

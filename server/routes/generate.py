@@ -64,6 +64,7 @@ async def submit(
                 arrival_time=arrival_time,
                 namespace=namespace,
                 cache_report=request.cache_report,
+                scores_only=scores_only,
             )
             for index, prompt in enumerate(prompts)
         ]

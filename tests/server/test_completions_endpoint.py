@@ -196,6 +196,21 @@ async def test_max_tokens_0_with_echo_scores_only(new_engine, new_client, tokeni
     assert body["usage"]["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("options", [{"logprobs": 1}, {}], ids=["scored", "echoed"])
+async def test_a_prompt_that_is_only_scored_may_fill_the_context(new_engine, new_client, options):
+    client = new_client(new_engine("dog", max_model_len=8, page_size=4, num_pages=2))
+    body = await complete(client, prompt=[5] * 8, echo=True, max_tokens=0, **options)
+    assert body["usage"]["prompt_tokens"] == 8 and body["usage"]["completion_tokens"] == 0
+    if options:
+        assert len(body["choices"][0]["logprobs"]["token_logprobs"]) == 8
+    for length, max_tokens in ((9, 0), (8, 1)):
+        wrong = {"prompt": [5] * length, "echo": True, "max_tokens": max_tokens, **options}
+        response = await client.post("/v1/completions", json=wrong)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert (error["param"], str(length) in error["message"]) == ("prompt", True)
+
+
 async def test_a_token_that_is_part_of_a_character_is_shown_as_bytes(
     new_engine, new_client, tokenizer
 ):

@@ -22,6 +22,11 @@ LONG = "hello world " * 1000
         ("/tokenize", {"prompt": LONG}, "encode"),
         ("/tokenize", {"prompt": LONG, "return_token_strs": True}, "token_bytes"),
         ("/v1/completions", {"prompt": [5] * 5000, "echo": True, "logprobs": 0}, "token_bytes"),
+        (
+            "/v1/completions",
+            {"prompt": [5] * 5000, "echo": True, "logprobs": 0, "stream": True},
+            "token_bytes",
+        ),
         ("/detokenize", {"tokens": [5] * 5000}, "decode"),
     ],
 )

@@ -92,6 +92,15 @@ def test_echoed_scores_are_those_of_a_cold_forward(client, logprobs_of, max_toke
     check_scores(choice, token_ids, logprobs_of(token_ids))
 
 
+def test_a_scored_prompt_may_fill_the_context(client, logprobs_of):
+    length = client.get("/server_info").json()["max_model_len"]
+    token_ids = prompt_of(length)
+    body = post(client, prompt=token_ids, echo=True, logprobs=1, max_tokens=0)
+    check_scores(body["choices"][0], token_ids, logprobs_of(token_ids))
+    again = post(client, prompt=token_ids[:-1], max_tokens=1)
+    assert again["usage"]["completion_tokens"] == 1
+
+
 def test_scores_are_the_same_with_a_warm_cache(client, logprobs_of):
     prompt = prompt_of(3 * PAGE_SIZE + 1, seed=2)
     longer = prompt[: 2 * PAGE_SIZE] + prompt_of(9, seed=3)

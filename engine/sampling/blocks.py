@@ -90,6 +90,7 @@ class BlockedLogits:
     def __init__(self, logits: torch.Tensor) -> None:
         self.vocab = logits.shape[1]
         self._blocks = Blocks(logits)
+        self.num_blocks = self._blocks.num_blocks
         self._maxima = self._blocks.maxima()
         self.peaks: Floats = self._maxima.max(axis=1)
 
@@ -108,10 +109,9 @@ class BlockedLogits:
         """Per row a value that its `ks[i]` largest logits all reach; -inf where k exceeds the
         number of blocks, above which block maxima say nothing. [n]"""
         ascending = np.sort(self._maxima[at], axis=1)
-        num_blocks = self._blocks.num_blocks
-        known = np.clip(num_blocks - ks, 0, num_blocks - 1)
+        known = np.clip(self.num_blocks - ks, 0, self.num_blocks - 1)
         floors = ascending[np.arange(len(at)), known]
-        return np.where(ks <= num_blocks, floors, np.float32(-np.inf))
+        return np.where(ks <= self.num_blocks, floors, np.float32(-np.inf))
 
     def at_least(self, at: Indices, floors: Floats) -> Iterator[Candidates]:
         """The tokens of each row at[i] whose logit is finite and reaches floors[i], in groups of

@@ -1,10 +1,10 @@
 """The tokens that top-k, top-p and min-p keep of a row, and the draw among them.
 
 The filters rest on one total order, likeliest first and the smaller id first among equals: each
-keeps a prefix of it, so top-k 1 is greedy. The kept tokens' distribution is then inverted in
-vocabulary order, like that of the whole vocabulary. Called by draws.py with the few tokens that
-blocks.py found. A weight is exp((logit - largest) / temperature), in float32; sums of weights are
-float64 and run along one row from its start, so they do not depend on the rows beside it.
+keeps a prefix of it, so top-k 1 is greedy. Among the kept tokens halving.py draws, by their ids,
+as it does in the whole vocabulary. Called by draws.py with the few tokens that blocks.py found. A
+weight is exp((logit - largest) / temperature), in float32; sums of weights are float64 and run
+along one row from its start, so they do not depend on the rows beside it.
 """
 
 from dataclasses import dataclass, fields
@@ -12,7 +12,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sampling.blocks import Doubles, Floats, Indices
+from engine.sampling.blocks import Candidates, Doubles, Floats, Indices
+from engine.sampling.halving import MassBelow, cumulated_before, descend
+
+# More than any vocabulary has tokens.
+_KEYS_PER_LINE = 2**40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,35 +34,42 @@ class Draws:
     top_p: Doubles
     min_p: Floats
     mass: Doubles
-    uniform: Doubles
+    numbers: Doubles  # [n, halvings]
 
     def take(self, lines: Indices) -> "Draws":
         return Draws(**{field.name: getattr(self, field.name)[lines] for field in fields(self)})
 
 
-def choose(values: Floats, draws: Draws, *, partial: bool) -> Indices:
-    """The column drawn for each draw, or -1 for want of candidates. [n]
+def choose(found: Candidates, draws: Draws, *, partial: bool) -> Indices:
+    """The token drawn for each draw, or -1 for want of candidates. [n]
 
-    values: [n, width] the likeliest logits of each row in vocabulary order, then -inf. They must
-    hold all that top-k and min-p keep; with `partial` they may end before top-p's share of the
-    mass is reached, which yields the -1.
+    `found` has a line for each draw: the likeliest tokens of its row, all that top-k and min-p
+    keep; with `partial` they may end before top-p's share of the mass is reached, which yields -1.
     """
+    values = found.values
     descending = -np.sort(-values, axis=1)
     counts, short = _num_kept(descending, draws)
     kept = _likeliest(values, descending[np.arange(len(counts)), counts - 1], counts)
-    cumulated = _cumulate(_weights(values, draws), kept)
-    columns = first_above(cumulated, draws.uniform * cumulated[:, -1])
+    tokens = descend(_mass_below(found, kept, _weights(values, draws)), draws.numbers)
     # Without `partial` everything is here, and only rounding has left the sum short of the share.
-    return np.where(short & partial, -1, columns)
+    return np.where(short & partial, -1, tokens)
 
 
-def first_above(cumulated: Doubles, target: Doubles) -> Indices:
-    """Per line the first column whose value exceeds the target; where rounding leaves none, the
-    first that reaches the line's total. A column that adds nothing is never drawn. [n]"""
-    column = np.count_nonzero(cumulated <= target[:, None], axis=1)
-    last = np.count_nonzero(cumulated < cumulated[:, -1:], axis=1)
-    above: Indices = np.minimum(column, last)
-    return above
+def _mass_below(found: Candidates, kept: NDArray[np.bool_], weights: Floats) -> MassBelow:
+    """Of the kept tokens, by token id. All of them stand in one ascending list of keys."""
+    kept = kept & (found.values > -np.inf)  # what fills up a line is no token
+    mass_before = cumulated_before(np.where(kept, weights, np.float32(0.0)))
+    line, column = kept.nonzero()
+    keys = line * _KEYS_PER_LINE + found.token_ids(line, column)
+    first_key = np.arange(len(kept)) * _KEYS_PER_LINE
+    end = np.cumsum(np.count_nonzero(kept, axis=1))
+    column = np.append(column, 0)  # what the last line's end would point at
+
+    def mass_below(token: Indices) -> Doubles:
+        index = np.searchsorted(keys, first_key + token)
+        return mass_before(np.where(index < end, column[index], kept.shape[1]))
+
+    return mass_below
 
 
 def _num_kept(descending: Floats, draws: Draws) -> tuple[Indices, NDArray[np.bool_]]:

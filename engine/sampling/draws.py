@@ -1,9 +1,10 @@
 """Which token each row draws, by the cheapest way that its parameters allow.
 
 - greedy: the largest block maximum, then the largest logit within that block;
-- temperature alone: the distribution is inverted in vocabulary order, first over the sums of its
-  blocks, then within one block;
+- temperature alone: halving.py finds the block, by the blocks' sums, then the token within it;
 - top-k, top-p or min-p: blocks.py finds the candidates, candidates.py filters and picks.
+
+The halvings are the same for both: a filter that drops little changes few draws.
 
 Called by the sampler with rows whose logits are finite at their largest. All arithmetic on masses
 is float64, sequential within a row.
@@ -13,8 +14,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.sampling.blocks import BlockedLogits, Blocks, Doubles, Floats, Indices
-from engine.sampling.candidates import Draws, choose, first_above
+from engine.sampling.blocks import BLOCK, BlockedLogits, Blocks, Doubles, Floats, Indices
+from engine.sampling.candidates import Draws, choose
+from engine.sampling.halving import cumulated_before, descend, num_halvings
 from engine.sampling.rows import SampleRow
 from engine.sampling.uniform import uniforms
 
@@ -45,9 +47,13 @@ def _limit(row: SampleRow, vocab: int) -> int:
     return min(row.params.top_k, vocab) if row.params.top_k > 0 else vocab
 
 
-def _numbers(rows: Sequence[SampleRow]) -> Doubles:
+def _numbers(logits: BlockedLogits, rows: Sequence[SampleRow]) -> Doubles:
+    """A number for each halving of the blocks, then of a block. [n, halvings]"""
     return uniforms(
-        [row.seed for row in rows], [row.choice for row in rows], [row.position for row in rows]
+        [row.seed for row in rows],
+        [row.choice for row in rows],
+        [row.position for row in rows],
+        num_halvings(logits.num_blocks) + num_halvings(BLOCK),
     )
 
 
@@ -58,17 +64,13 @@ def _draw_greedy(logits: BlockedLogits, at: Indices, rows: Sequence[SampleRow]) 
 def _draw_whole(logits: BlockedLogits, at: Indices, rows: Sequence[SampleRow]) -> Indices:
     """Draws from the whole vocabulary, without sorting it. [n]"""
     tokens = np.empty(len(at), np.int64)
-    numbers = _numbers(rows)
+    over_blocks, inside = np.split(_numbers(logits, rows), [num_halvings(logits.num_blocks)], 1)
     temperatures = np.array([row.params.temperature for row in rows])
     for part, probabilities in logits.softmax(at, temperatures):
         blocks = Blocks(probabilities)
-        cumulated = np.cumsum(blocks.sums(), axis=1, dtype=np.float64)
-        target = numbers[part] * cumulated[:, -1]
-        lines = np.arange(len(target))
-        block = first_above(cumulated, target)
-        before = np.where(block > 0, cumulated[lines, block - 1], 0.0)
-        inside = np.cumsum(blocks.gather(lines, block), axis=1, dtype=np.float64)
-        tokens[part] = block * inside.shape[1] + first_above(inside, target - before)
+        block = descend(cumulated_before(blocks.sums()), over_blocks[part])
+        masses = blocks.gather(np.arange(len(block)), block)
+        tokens[part] = block * BLOCK + descend(cumulated_before(masses), inside[part])
     return tokens
 
 
@@ -99,7 +101,7 @@ def _as_draws(logits: BlockedLogits, at: Indices, rows: Sequence[SampleRow]) -> 
         top_p=np.array([row.params.top_p for row in rows]),
         min_p=min_p,
         mass=mass,
-        uniform=_numbers(rows),
+        numbers=_numbers(logits, rows),
     )
 
 
@@ -107,9 +109,7 @@ def _choose(logits: BlockedLogits, draws: Draws, floors: Floats, *, partial: boo
     """Draw from the tokens that reach the floors; -1 where top-p asks for more of them. [n]"""
     tokens = np.empty(len(floors), np.int64)
     for found in logits.at_least(draws.at, floors):
-        columns = choose(found.values, draws.take(found.rows), partial=partial)
-        ids = found.token_ids(np.arange(len(columns)), np.maximum(columns, 0))
-        tokens[found.rows] = np.where(columns < 0, -1, ids)
+        tokens[found.rows] = choose(found, draws.take(found.rows), partial=partial)
     return tokens
 
 

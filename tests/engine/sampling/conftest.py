@@ -53,10 +53,16 @@ class SlowSampler:
         return probabilities
 
     def pick(self, probabilities: np.ndarray, row: SampleRow) -> int:
-        """The token whose share of [0, 1), in vocabulary order, holds the row's number."""
-        number = uniforms([row.seed], [row.choice], [row.position])[0]
-        cumulated = np.cumsum(probabilities)
-        return int(np.searchsorted(cumulated, number * cumulated[-1], side="right"))
+        """Halve the vocabulary, rounded up to a power of two and at least a block of 64, with one
+        number each time, until a token is left."""
+        halvings = max(len(probabilities) - 1, 63).bit_length()
+        [numbers] = uniforms([row.seed], [row.choice], [row.position], halvings)
+        low, high = 0, 2**halvings
+        for number in numbers:
+            middle = (low + high) // 2
+            left, right = probabilities[low:middle].sum(), probabilities[middle:high].sum()
+            low, high = (middle, high) if number * (left + right) >= left else (low, middle)
+        return low
 
     def token(self, logits: np.ndarray, row: SampleRow) -> int:
         return self.pick(self.distribution(self.adjusted(logits, row), row.params), row)

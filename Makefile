@@ -8,7 +8,7 @@ PORT ?= 8000
 # Setuptools warns of flat layouts at every editable install.
 INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 
-.PHONY: serve test test-clients check soak env clean
+.PHONY: serve test test-clients check soak bench env clean
 
 serve: $(VENV)/.server
 	$(BIN)/octavo serve --model $(MODEL) --port $(PORT)
@@ -24,6 +24,11 @@ check: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow
+
+# The table of docs/performance.md, about half an hour; BENCH='--peers ...' for more, see its --help.
+bench: $(VENV)/.dev
+	$(BIN)/octavo fetch smollm2-135m
+	$(BIN)/python -m benchmarks.run $(BENCH)
 
 # What others wrote against OpenAI's API, run against ours.
 test-clients: $(VENV)/.clients

@@ -63,6 +63,6 @@ def spread_ticks(times: list[float]) -> list[float]:
     usual = sorted(gaps)[len(gaps) // 2] if gaps else 0.0
     return [
         moment + gap * place / size
-        for (moment, size), gap in zip(groups, [*gaps, usual], strict=True)
+        for (moment, size), gap in zip(groups, [*gaps, usual][: len(groups)], strict=True)
         for place in range(size)
     ]

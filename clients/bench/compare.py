@@ -20,7 +20,7 @@ from clients.bench.results import ResultFile, read_results, setting_of
 from clients.bench.statistics import bootstrap_ratio, median, percentile
 from clients.bench.table import number
 
-RESAMPLES = 1000
+RESAMPLES = 500
 _GAPS_PER_REQUEST = 32
 
 
@@ -69,7 +69,7 @@ def compare_runs(
         if base.get(key) is None or other.get(key) is None:
             continue
         low = high = math.nan
-        if figure is not None and (key not in _CLOSED_ONLY or _closed(base) and _closed(other)):
+        if figure is not None and (key not in _CLOSED_ONLY or (_closed(base) and _closed(other))):
             low, high = bootstrap_ratio(*requests, figure, resamples=resamples, seed=seed)
         if key in _CLOSED_ONLY:
             # The run's figure counts the ramps at both ends, which requests cannot tell: their
@@ -105,9 +105,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def pairs(
-    base: ResultFile, other: ResultFile
-) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+def pairs(base: ResultFile, other: ResultFile) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Runs that belong together, with a title. Raises `BadInput` if there are none."""
     if base.sweep is None and other.sweep is None:
         return [("", base.runs[0], other.runs[0])]

@@ -6,6 +6,7 @@ Names are those of `vllm bench serve` where it has the setting, so that habits c
 import argparse
 import json
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from clients.bench.plan import BadInput
 from clients.bench.summary import parse_goodput
 from clients.connection import DEFAULT_URL
 
+_SEEDS = 10**9
 DESCRIPTION = "Put load on a server with an OpenAI-style API, Octavo or another, and measure it."
 EXAMPLES = """\
 examples:
@@ -164,7 +166,12 @@ def _add_dataset_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="send a trace's requests of one moment together, however coarse its clock",
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N")
+    group.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="the same prompts again; default: new ones, which no server has in its cache",
+    )
 
 
 def _add_load_flags(group: argparse._ArgumentGroup) -> None:
@@ -223,7 +230,7 @@ def _data_options(given: argparse.Namespace) -> DatasetOptions:
         num_prompts=given.num_prompts,
         input_len=Lengths.parse(given.input_len),
         output_len=Lengths.parse(given.output_len) if given.output_len else None,
-        seed=given.seed,
+        seed=secrets.randbelow(_SEEDS) if given.seed is None else given.seed,
         prefix_len=given.prefix_len,
         prefix_groups=given.prefix_groups,
         prefix_depth=given.prefix_depth,

@@ -14,6 +14,10 @@ from urllib.parse import urlsplit
 from clients.bench.plan import BadInput
 from clients.bench.reply_parser import ReplyError, ReplyParser, Sink
 
+# Well below the few seconds after which servers close an idle connection, perhaps just as a request
+# goes out on it.
+IDLE_SECONDS = 2.0
+
 
 class Transport(Protocol):
     """What the runner sends through; tests put a scripted one in its place."""
@@ -33,15 +37,11 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: ReplyParser | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.reused = False
+        self.idle_since = 0.0
 
     @property
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
-
-    @property
-    def reply_started(self) -> bool:
-        return self._parser is not None and self._parser.started
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -79,7 +79,7 @@ class _Connection(asyncio.Protocol):
             self.abort()
             raise
         self._waiter = None
-        self.reused = True
+        self.idle_since = self._loop.time()
         return parser.keep_alive
 
     def abort(self) -> None:
@@ -103,11 +103,17 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpPool:
-    """Connections to one server. An idle one is used again; else a new one is made, without limit:
-    how many requests run at once is the load's affair."""
+    """Connections to one server. One that has not been idle for long is used again, since servers
+    close those that have; else a new one is made, without limit: how many requests run at once is
+    the load's affair. Nothing is ever sent twice."""
 
     def __init__(
-        self, base_url: str, headers: Mapping[str, str], *, insecure: bool = False
+        self,
+        base_url: str,
+        headers: Mapping[str, str],
+        *,
+        insecure: bool = False,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> None:
         """`insecure` skips the check of the server's certificate. Raises `BadInput`."""
         parts = urlsplit(base_url)
@@ -131,6 +137,7 @@ class HttpPool:
             **headers,
         }
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._idle_seconds = idle_seconds
         self._idle: list[_Connection] = []
         self._busy: set[_Connection] = set()
 
@@ -138,22 +145,15 @@ class HttpPool:
         """Send one request. Raises `OSError` or `ReplyError`."""
         head = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n"
         request = head.encode("latin-1") + b"\r\n" + body
-        while True:
-            connection = await self._take()
-            self._busy.add(connection)
-            try:
-                if await connection.exchange(request, sink):
-                    self._idle.append(connection)
-                else:
-                    connection.abort()
-                return
-            except (OSError, ReplyError):
-                # A kept connection that the server has closed meanwhile says nothing of this
-                # request; but once a reply has begun, the failure is the request's.
-                if not connection.reused or connection.reply_started:
-                    raise
-            finally:
-                self._busy.discard(connection)
+        connection = await self._take()
+        self._busy.add(connection)
+        try:
+            if await connection.exchange(request, sink):
+                self._idle.append(connection)
+            else:
+                connection.abort()
+        finally:
+            self._busy.discard(connection)
 
     async def close(self) -> None:
         for connection in (*self._idle, *self._busy):
@@ -162,11 +162,13 @@ class HttpPool:
         await asyncio.sleep(0)  # lets the transports close
 
     async def _take(self) -> _Connection:
+        loop = asyncio.get_running_loop()
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable:
+            idle = loop.time() - connection.idle_since
+            if connection.usable and idle < self._idle_seconds:
                 return connection
-        loop = asyncio.get_running_loop()
+            connection.abort()
         _, made = await loop.create_connection(
             lambda: _Connection(loop), self._host, self._port, ssl=self._ssl
         )

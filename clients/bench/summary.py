@@ -147,13 +147,19 @@ def _token_figures(done: Sequence[RequestRecord]) -> dict[str, Any]:
         "other_output_length": sum(
             record.num_output != record.planned_output for record in planned
         ),
-        "other_input_length": sum(
-            record.planned_input is not None
-            and record.prompt_tokens is not None
-            and record.planned_input != record.prompt_tokens
-            for record in done
-        ),
+        # How far prompts were from their planned length, of those that had one.
+        "input_length_error": _length_error(done),
     }
+
+
+def _length_error(done: Sequence[RequestRecord]) -> float | None:
+    """The mean difference as a share of the planned length."""
+    shares = [
+        abs(record.prompt_tokens - record.planned_input) / record.planned_input
+        for record in done
+        if record.planned_input and record.prompt_tokens is not None
+    ]
+    return mean(shares) if shares else None
 
 
 def peak_running(records: Sequence[RequestRecord]) -> int:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +21,8 @@ _LATENCIES = (
 _LATE_MS = 20.0
 _BUSY = 0.7
 _ODD_CHUNKS = 0.02
+_ODD_LENGTHS = 0.02
+_ODD_HITS = 0.1
 
 
 def print_run(console: Console, run: dict[str, Any]) -> None:
@@ -32,12 +35,12 @@ def print_run(console: Console, run: dict[str, Any]) -> None:
 
 def print_sweep(console: Console, runs: Sequence[dict[str, Any]], setting: str) -> None:
     """One line a run; warnings once, with the runs that they are true of."""
-    table = Table(title=f"sweep over {setting}", title_justify="left")
+    table = Table(title=f"sweep over {setting}", title_justify="left", box=box.SIMPLE_HEAD)
     for column in (
-        setting, "output tok/s", "req/s", "TTFT p50", "TTFT p99", "TPOT p50", "ITL p99",
-        "E2E p50", "hit rate", "good", "failed",
+        setting[:4], "tok/s", "req/s", "TTFT p50", "p99", "TPOT p50", "p99", "E2E p50", "hits",
+        "good", "failed",
     ):  # fmt: skip
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     key = "max_concurrency" if setting == "concurrency" else "request_rate"
     for run in runs:
         table.add_row(
@@ -45,7 +48,7 @@ def print_sweep(console: Console, runs: Sequence[dict[str, Any]], setting: str) 
             number(run["output_throughput"], 1),
             number(run["request_throughput"], 2),
             *(number(run.get(name)) for name in (
-                "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_itl_ms", "median_e2el_ms",
+                "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms", "median_e2el_ms",
             )),
             share(run["prefix_hit_rate"]),
             share(run["good_share"]),
@@ -81,8 +84,12 @@ def warnings(run: dict[str, Any]) -> list[str]:
             f"{run['other_output_length']} answers are not as long as asked for: do not compare "
             "their throughput with other servers'"
         )
-    if run["other_input_length"]:
-        lines.append(f"{run['other_input_length']} prompts were counted otherwise than planned")
+    if (run["input_length_error"] or 0) > (0 if run["exact_lengths"] else _ODD_LENGTHS):
+        lines.append(
+            f"prompts are {run['input_length_error']:.1%} off their planned length on average"
+        )
+    if run["dataset"] == "random" and (run["prefix_hit_rate"] or 0) > _ODD_HITS:
+        lines.append("the prompts were in the server's cache already: use another --seed")
     if (run.get("p99_lateness_ms") or 0) > _LATE_MS:
         lines.append(
             f"the client sent late: p99 {run['p99_lateness_ms']:.0f} ms; is this machine busy?"
@@ -97,10 +104,12 @@ def warnings(run: dict[str, Any]) -> list[str]:
 
 
 def number(value: float | None, digits: int = 0) -> str:
-    """A dash for what is not known."""
+    """A dash for what is not known. More digits where there are few before the point."""
     if value is None:
         return "-"
-    return f"{value:,.{digits if digits or abs(value) >= 100 else 1}f}"
+    if not digits:
+        digits = 1 if abs(value) < 100 else 0
+    return f"{value:,.{digits if abs(value) < 1000 else 0}f}"
 
 
 def share(value: float | None) -> str:

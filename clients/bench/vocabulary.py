@@ -4,7 +4,7 @@ Three ways, the best that the server allows, each said in the output:
 - `/tokenize` (and `/detokenize`): words that are one token each, found and verified; exact, for
   text and chats.
 - token ids as the prompt of /v1/completions: exact, of no meaning.
-- common words whose number of tokens is measured by one request: approximate.
+- common words, whose mean number of tokens is measured: approximate.
 """
 
 import asyncio
@@ -20,9 +20,10 @@ from clients.bench.words import COMMON_WORDS
 _ID_RANGE = (1_000, 20_000)
 _BLOCK = 4096
 _MAX_WORDS = 6000
-_MAX_OPENINGS = 512
+_MAX_OPENINGS = 192
 _MIN_WORDS = 64
 _GROUP = 128
+_SMALL_GROUP = 8
 _AT_ONCE = 8
 
 
@@ -39,7 +40,7 @@ async def find_vocabulary(server: Server, *, chat: bool, ids_allowed: bool) -> V
         except ServerFailure:
             pass
     try:
-        return await _by_counting(server, why)
+        return await _by_counting(server, chat, why)
     except ServerFailure as failure:
         raise BadInput(f"the server does not answer a test request: {failure}") from None
 
@@ -118,42 +119,51 @@ async def _good_openings(server: Server, words: Sequence[str], special: int) -> 
 async def _good_words(
     server: Server, words: Sequence[str], opening: str, special: int
 ) -> list[str]:
-    """Those that are one token each behind a space: whole groups are counted, a group that is off
-    is halved until the culprits are alone."""
-    if not words:
-        return []
-    if len(words) > _GROUP:
-        groups = [words[i : i + _GROUP] for i in range(0, len(words), _GROUP)]
-        return [
-            word for group in groups for word in await _good_words(server, group, opening, special)
-        ]
-    if len(await server.tokenize(" ".join((opening, *words)))) == special + 1 + len(words):
-        return list(words)
-    if len(words) == 1:
-        return []
-    middle = len(words) // 2
-    return [
-        *await _good_words(server, words[:middle], opening, special),
-        *await _good_words(server, words[middle:], opening, special),
-    ]
+    """Those that are one token each behind a space. Raises `ServerFailure` as soon as it is clear
+    that this vocabulary has few such words."""
+    good: list[str] = []
+    for begin in range(0, len(words), _GROUP):
+        group = words[begin : begin + _GROUP]
+        extra = await _extra_tokens(server, group, opening, special)
+        if extra > len(group) / 2:
+            raise ServerFailure(f"words come to {extra / len(group) + 1:.1f} tokens each")
+        good += group if extra == 0 else await _sieve(server, group, opening, special)
+    return good
+
+
+async def _sieve(server: Server, words: Sequence[str], opening: str, special: int) -> list[str]:
+    """What is left of a group in which some words are several tokens: small groups are counted, and
+    dropped as a whole if they are off. There are words enough."""
+    small = [words[begin : begin + _SMALL_GROUP] for begin in range(0, len(words), _SMALL_GROUP)]
+    extras = await asyncio.gather(
+        *(_extra_tokens(server, group, opening, special) for group in small)
+    )
+    return [word for group, extra in zip(small, extras, strict=True) if not extra for word in group]
+
+
+async def _extra_tokens(server: Server, words: Sequence[str], opening: str, special: int) -> int:
+    """By how many tokens these words are more than one each."""
+    count = len(await server.tokenize(" ".join((opening, *words))))
+    return count - special - 1 - len(words)
 
 
 async def _by_ids(server: Server, why: str) -> Vocabulary:
     """Ids are taken if the server counts as many tokens as it was given."""
-    ids = tuple(range(*_ID_RANGE))
-    probe = ids[:: len(ids) // 15]
-    if (counted := await server.count_by_completing(list(probe))) != len(probe):
+    try:
+        ids = sorted(set(await server.tokenize(" ".join(COMMON_WORDS), special=False)))
+    except ServerFailure:
+        ids = list(range(*_ID_RANGE))
+    probe = ids[:: max(len(ids) // 15, 1)]
+    if (counted := await server.count_by_completing(probe)) != len(probe):
         raise ServerFailure(f"{len(probe)} ids were counted as {counted} tokens")
-    return Vocabulary(
-        source=f"token ids {ids[0]} to {ids[-1]} ({why})", exact=True, ids=ids, overhead=0
-    )
+    return Vocabulary(source=f"{len(ids)} token ids ({why})", exact=True, ids=tuple(ids))
 
 
-async def _by_counting(server: Server, why: str) -> Vocabulary:
-    """One short request gives what surrounds a text, a longer one how many tokens a word has."""
+async def _by_counting(server: Server, chat: bool, why: str) -> Vocabulary:
+    """A few words give what surrounds a text, many how many tokens a word has."""
     short, long = COMMON_WORDS[:8], COMMON_WORDS[:264]
-    few = await server.count_by_completing(" ".join(short))
-    many = await server.count_by_completing(" ".join(long))
+    few = await _count(server, " ".join(short), chat)
+    many = await _count(server, " ".join(long), chat)
     if few is None or many is None or many <= few:
         return Vocabulary(
             source=f"common words, one token each assumed ({why}; no usage either)",
@@ -170,3 +180,11 @@ async def _by_counting(server: Server, why: str) -> Vocabulary:
         per_word=per_word,
         overhead=max(round(few - len(short) * per_word), 0),
     )
+
+
+async def _count(server: Server, text: str, chat: bool) -> int | None:
+    """Tokens of a prompt by /tokenize, else by the usage of a short answer."""
+    try:
+        return await server.count_chat_tokens(text) if chat else len(await server.tokenize(text))
+    except ServerFailure:
+        return await server.count_by_completing(text)

@@ -1,7 +1,7 @@
 """What the user sees while a run goes on: a live line in a terminal, now and then a plain one else.
 
 Drawn on the event loop that also takes the times, so it is kept small: a few pieces of text, twice
-a second, well below a millisecond each (docs/benchmarking.md).
+a second, half a millisecond each.
 """
 
 import asyncio
@@ -71,34 +71,42 @@ class _Figures:
     def line(self, now: float) -> str:
         """One line of plain text."""
         self._update()
-        state = self._state
-        seconds = max(state.elapsed(now), 1e-9)
-        parts = [
-            f"{seconds:.0f} s",
-            f"{self._done + self._failed} of {state.num_requests}",
-            f"{self._done / seconds:.2f} req/s",
-            f"{(self._tokens + self._streaming) / seconds:.0f} tok/s",
-            f"{state.running} running",
-        ]
-        if self._ttfts:
-            parts.append(f"TTFT p50/p99 {_pair(self._ttfts)} ms")
-        if self._tpots:
-            parts.append(f"TPOT p50/p99 {_pair(self._tpots)} ms")
-        if self._failed:
-            parts.append(f"{self._failed} failed")
-        return ", ".join(parts)
+        return ", ".join([*self._counts(now), *self._latencies()])
 
     def draw(self, title: str, now: float) -> Text:
-        """A bar and the line below it."""
-        line = self.line(now)
+        """A title, a bar with counts, a line of latencies."""
+        self._update()
         share = (self._done + self._failed) / max(self._state.num_requests, 1)
         filled = round(min(share, 1) * _BAR_WIDTH)
         text = Text(title, style="bold", no_wrap=True, overflow="ellipsis")
         text.append("\n")
         text.append("━" * filled, style="green" if not self._failed else "yellow")
         text.append("━" * (_BAR_WIDTH - filled), style="bright_black")
-        text.append(f" {line}", style="not bold")
+        text.append(f" {', '.join(self._counts(now))}\n", style="not bold")
+        text.append(", ".join(self._latencies()) or "no answer yet", style="not bold")
         return text
+
+    def _counts(self, now: float) -> list[str]:
+        state = self._state
+        seconds = max(state.elapsed(now), 1e-9)
+        parts = [
+            f"{self._done + self._failed} of {state.num_requests}",
+            f"{seconds:.0f} s",
+            f"{self._done / seconds:.2f} req/s",
+            f"{(self._tokens + self._streaming) / seconds:.0f} tok/s",
+            f"{state.running} running",
+        ]
+        if self._failed:
+            parts.append(f"{self._failed} failed")
+        return parts
+
+    def _latencies(self) -> list[str]:
+        return [
+            f"{name} p50/p99 {percentile(seconds, 50) * 1000:.0f}/"
+            f"{percentile(seconds, 99) * 1000:.0f} ms"
+            for name, seconds in (("TTFT", self._ttfts), ("TPOT", self._tpots))
+            if seconds
+        ]
 
     def _update(self) -> None:
         records = self._state.records
@@ -120,7 +128,3 @@ class _Figures:
                 if record.tpot is not None:
                     insort(self._tpots, record.tpot)
         self._open = still
-
-
-def _pair(seconds: list[float]) -> str:
-    return f"{percentile(seconds, 50) * 1000:.0f}/{percentile(seconds, 99) * 1000:.0f}"

@@ -43,6 +43,18 @@ def test_first_token_is_the_first_text_not_the_role() -> None:
     assert len(record.text_times) == 2
 
 
+def test_keep_alive_comments_are_nothing() -> None:
+    """However they come: alone, or glued to an event."""
+    record = read(
+        (0.1, b": keep-alive\n\n"),
+        (0.3, b": keep-alive\n\n" + data(text("a"))),
+        (0.4, data(text("b"))),
+        (0.5, data(text("c", "stop")) + data(usage(4, 3)) + data("[DONE]")),
+    )
+    assert record.ttft == pytest.approx(0.3)
+    assert record.itls() == pytest.approx([0.1, 0.1])
+
+
 @pytest.mark.parametrize(
     "fields",
     [

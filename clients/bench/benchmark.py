@@ -123,6 +123,8 @@ class Benchmark:
         if options.num_warmups:
             await self._warm_up(sender, vocabulary, pace, seed)
         before = await _reading(server)
+        if self._outcome.interrupted:
+            return
         run = LoadRun(sender, workload, pace, seed=seed)
         cpu = time.process_time()
         state = await self._watched(run, self._title(pace, number))
@@ -201,11 +203,12 @@ class Benchmark:
         result: dict[str, Any] = {
             "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
             "backend": "openai-chat" if options.is_chat else "openai",
+            "endpoint_type": "openai-chat" if options.is_chat else "openai",
             "endpoint": options.endpoint,
             "url": options.url,
             "label": options.label,
             "model_id": server.model,
-            "num_prompts": workload.num_requests,
+            "num_prompts": len(state.records) if pace.duration else workload.num_requests,
             **_pace_fields(pace),
             **options.metadata,
             "dataset": workload.name,

@@ -26,6 +26,8 @@ from clients.bench.summary import parse_goodput
 from clients.connection import DEFAULT_URL
 
 _SEEDS = 10**9
+DEFAULT_PROMPTS = 100
+_ENOUGH = 20_000  # for any --duration
 DESCRIPTION = "Put load on a server with an OpenAI-style API, Octavo or another, and measure it."
 EXAMPLES = """\
 examples:
@@ -140,7 +142,13 @@ def _add_dataset_flags(group: argparse._ArgumentGroup) -> None:
         "--dataset", "--dataset-name", choices=DATASETS, default="random", help=kinds
     )
     group.add_argument("--dataset-path", type=Path, metavar="FILE", help="may be gzip")
-    group.add_argument("-n", "--num-prompts", type=int, default=100, metavar="N")
+    group.add_argument(
+        "-n",
+        "--num-prompts",
+        type=int,
+        metavar="N",
+        help="default: 100, or as many as fit --duration; of conversations: how many",
+    )
     lengths = "128, 64-256, normal:MEAN:SD, lognormal:MEDIAN:SIGMA, exponential:MEAN (:LOW-HIGH)"
     group.add_argument(
         "--input-len", "--random-input-len", default="128", metavar="LEN", help=lengths
@@ -227,7 +235,7 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
 def _data_options(given: argparse.Namespace) -> DatasetOptions:
     return DatasetOptions(
         path=given.dataset_path,
-        num_prompts=given.num_prompts,
+        num_prompts=_num_prompts(given),
         input_len=Lengths.parse(given.input_len),
         output_len=Lengths.parse(given.output_len) if given.output_len else None,
         seed=secrets.randbelow(_SEEDS) if given.seed is None else given.seed,
@@ -243,6 +251,14 @@ def _data_options(given: argparse.Namespace) -> DatasetOptions:
         max_input_len=given.max_input_len,
         spread_ticks=not given.no_spread_ticks,
     )
+
+
+def _num_prompts(given: argparse.Namespace) -> int:
+    """A ramp runs over a number of requests, so it always has one."""
+    if given.num_prompts is not None:
+        return int(given.num_prompts)
+    by_time = given.duration is not None and given.ramp_up_strategy is None
+    return _ENOUGH if by_time else DEFAULT_PROMPTS
 
 
 def _ramp(given: argparse.Namespace) -> Ramp | None:

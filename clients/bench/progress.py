@@ -77,6 +77,8 @@ class _Figures:
         """A title, a bar with counts, a line of latencies."""
         self._update()
         share = (self._done + self._failed) / max(self._state.num_requests, 1)
+        if self._state.time_limit is not None:
+            share = max(share, self._state.elapsed(now) / self._state.time_limit)
         filled = round(min(share, 1) * _BAR_WIDTH)
         text = Text(title, style="bold", no_wrap=True, overflow="ellipsis")
         text.append("\n")
@@ -89,9 +91,11 @@ class _Figures:
     def _counts(self, now: float) -> list[str]:
         state = self._state
         seconds = max(state.elapsed(now), 1e-9)
+        ended = self._done + self._failed
+        limit = state.time_limit
         parts = [
-            f"{self._done + self._failed} of {state.num_requests}",
-            f"{seconds:.0f} s",
+            f"{ended} of {state.num_requests}" if limit is None else f"{ended} requests",
+            f"{seconds:.0f} s" if limit is None else f"{seconds:.0f} of {limit:g} s",
             f"{self._done / seconds:.2f} req/s",
             f"{(self._tokens + self._streaming) / seconds:.0f} tok/s",
             f"{state.running} running",

@@ -24,6 +24,7 @@ class RunState:
     sending, `duration` in seconds from the first due time to the last answer."""
 
     num_requests: int
+    time_limit: float | None = None  # in seconds, for the sending
     records: list[RequestRecord] = field(default_factory=list)
     running: int = 0
     started_at: float = 0.0  # on the event loop's clock
@@ -38,7 +39,7 @@ class LoadRun:
     """One run of one workload; `run` once."""
 
     def __init__(self, sender: Sender, workload: Workload, pace: Pace, *, seed: int) -> None:
-        self.state = RunState(workload.num_requests)
+        self.state = RunState(workload.num_requests, pace.duration)
         self._sender = sender
         self._pace = pace
         self._seed = seed

@@ -20,7 +20,7 @@ from clients.bench.words import COMMON_WORDS
 _ID_RANGE = (1_000, 20_000)
 _BLOCK = 4096
 _MAX_WORDS = 6000
-_MAX_OPENINGS = 192
+_FEW_OPENINGS, _MAX_OPENINGS = 16, 192
 _MIN_WORDS = 64
 _GROUP = 128
 _SMALL_GROUP = 8
@@ -56,18 +56,20 @@ async def _by_tokenizing(server: Server, chat: bool) -> Vocabulary:
     candidates = candidates or list(COMMON_WORDS)
     random.Random(0).shuffle(candidates)
     candidates = candidates[:_MAX_WORDS]
-    openings = await _good_openings(server, candidates[:_MAX_OPENINGS], special)
-    if not openings:
+    # One opening is enough to try the words with; a vocabulary that has none is soon given up.
+    first = await _good_openings(server, candidates[:_FEW_OPENINGS], special)
+    if not first:
         raise ServerFailure("no common word is one token at the beginning of a text")
-    words = await _good_words(server, candidates, openings[0], special)
+    words = await _good_words(server, candidates, first[0], special)
     if len(words) < _MIN_WORDS:
         raise ServerFailure(f"only {len(words)} words are one token each")
+    openings = await _good_openings(server, words[:_MAX_OPENINGS], special)
     return Vocabulary(
         source=f"{len(words)} words of one token each, by {source}",
         exact=True,
         words=tuple(words),
-        openings=tuple(openings),
-        overhead=await _template_size(server, openings[0]) if chat else special,
+        openings=tuple(openings or first),
+        overhead=await _template_size(server, first[0]) if chat else special,
     )
 
 

@@ -41,7 +41,8 @@ def tiles(run: Run) -> str:
     if hits is not None:
         entries.append(("prefix hits", share(hits), "of prompt tokens"))
     cells = "".join(
-        f"<div><small>{escape(name)}</small><b>{escape(value)}</b><small>{escape(unit)}</small></div>"
+        f"<div><small>{escape(name)}</small><b>{escape(value)}</b>"
+        f"<small>{escape(unit)}</small></div>"
         for name, value, unit in entries
     )
     return f'<div class="tiles">{cells}</div>'

@@ -89,7 +89,7 @@ def test_a_run_prints_and_saves_its_figures(
     assert "12 answered" in printed.out
     assert "to first text (TTFT)" in printed.out
     assert "no /metrics of a known kind" in printed.out
-    assert "prompt lengths are exact: token ids" in printed.err
+    assert "prompt lengths are exact: 19000 token ids" in printed.err
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     assert [row["output_tokens"] for row in rows] == ["5"] * 12
     assert all(float(row["ttft_ms"]) > 0 for row in rows)
@@ -326,6 +326,18 @@ def test_a_run_without_flags_is_a_closed_loop_of_new_prompts() -> None:
     assert read_options(["--dataset", "mooncake"]).pace.from_trace
     assert not read_options(["--dataset", "mooncake", "-c", "4"]).pace.from_trace
     assert read_options(["--dataset", "conversations"]).is_chat
+
+
+def test_a_duration_needs_no_number_of_prompts(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, result = bench(
+        serve(FakeModel(answer)), tmp_path, "--duration", "1", "-r", "200", "--output-len", "1"
+    )
+    assert code == 0
+    assert result["completed"] == result["num_prompts"] > 100
+    assert "not sent" not in capsys.readouterr().out
+    assert read_options(["--duration", "1", "-n", "7"]).data.num_prompts == 7
 
 
 def test_a_url_of_other_tools_will_do() -> None:

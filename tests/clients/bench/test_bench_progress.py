@@ -11,11 +11,11 @@ from clients.bench.progress import Progress
 from clients.bench.runner import RunState
 
 
-def shown(*, terminal: bool, live: bool = True) -> str:
+def shown(*, terminal: bool, live: bool = True, time_limit: float | None = None) -> str:
     """Over 12 s, in which three requests are answered and one fails."""
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=100, color_system=None)
-    state = RunState(8)
+    state = RunState(8, time_limit)
 
     async def go() -> None:
         watcher = asyncio.ensure_future(Progress(console, live=live).watch(state, "16 at once"))
@@ -43,6 +43,10 @@ def test_elsewhere_there_is_a_plain_line_now_and_then() -> None:
     assert lines[0] == "16 at once"
     assert len(lines) == 2
     assert lines[1].startswith("4 of 8, 10 s")
+
+
+def test_a_run_by_time_shows_its_time() -> None:
+    assert "4 requests, 12 of 30 s" in shown(terminal=True, time_limit=30.0)
 
 
 def test_it_can_be_silent() -> None:

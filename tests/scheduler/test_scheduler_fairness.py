@@ -1,4 +1,4 @@
-"""Priorities and tenants through the whole scheduler: seats, victims, and the big one at the head."""
+"""Priorities and tenants through the whole scheduler: seats, victims, the big one at the head."""
 
 import pytest
 

@@ -13,7 +13,7 @@ WINDOW_SECONDS = 60.0
 # Looks that come closer together than this tell nothing new.
 SAMPLE_SECONDS = 0.25
 # What is said while nothing has been measured, and the most that is ever said.
-UNMEASURED_SECONDS = 5
+UNMEASURED_SECONDS = 2
 LONGEST_SECONDS = 600
 
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from scheduler import ParameterError
 from server.context import Context
-from server.openapi import BODY_ERRORS, USUAL_ERRORS, answers, json_body
+from server.openapi import BODY_ERRORS, TIME_LIMIT, USUAL_ERRORS, answers, json_body
 from server.protocol.body import read_body
 from server.protocol.chat import ChatCompletionRequest
 from server.replies.chat import ChatReply
@@ -18,7 +18,7 @@ router = APIRouter()
 
 @router.post(
     "/v1/chat/completions",
-    openapi_extra=json_body(ChatCompletionRequest),
+    openapi_extra=json_body(ChatCompletionRequest) | TIME_LIMIT,
     responses=answers(ChatCompletion, *USUAL_ERRORS, *BODY_ERRORS, 429, streams=True),
 )
 async def create_chat_completion(http: Request, context: Context) -> Response:

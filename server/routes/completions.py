@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from fastapi import APIRouter, Request, Response
 
 from server.context import Context
-from server.openapi import BODY_ERRORS, USUAL_ERRORS, answers, json_body
+from server.openapi import BODY_ERRORS, TIME_LIMIT, USUAL_ERRORS, answers, json_body
 from server.protocol.body import read_body
 from server.protocol.completions import CompletionRequest
 from server.replies.completions import CompletionReply
@@ -17,7 +17,7 @@ router = APIRouter()
 
 @router.post(
     "/v1/completions",
-    openapi_extra=json_body(CompletionRequest),
+    openapi_extra=json_body(CompletionRequest) | TIME_LIMIT,
     responses=answers(Completion, *USUAL_ERRORS, *BODY_ERRORS, 429, streams=True),
 )
 async def create_completion(http: Request, context: Context) -> Response:

@@ -10,6 +10,7 @@ for it from then on), and before anything is submitted.
 import asyncio
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -80,6 +81,8 @@ class Admission:
         self._rate = ServiceRate()
         self._numbers = itertools.count(1)
         self._num_seats = 0  # known once the engine is ready
+        # When those that were refused were told to come back: no more of them than may wait.
+        self._returns: deque[float] = deque(maxlen=max(settings.max_num_queued_reqs, 1))
         self._num_open = 0
         self._draining = False
         self._empty: asyncio.Event = asyncio.Event()
@@ -189,7 +192,13 @@ class Admission:
         return {"Retry-After": str(seconds)}
 
     def _overloaded(self, limit: str, excess: Size) -> ServerOverloadedError:
-        seconds, is_measured = self._rate.retry_after(*excess)
+        # Those that were refused before will be here again before: they come one after the other.
+        now = self._clock()
+        while self._returns and self._returns[0] <= now:
+            self._returns.popleft()
+        num_ahead = len(self._returns)
+        seconds, is_measured = self._rate.retry_after(excess.choices + num_ahead, excess.tokens)
+        self._returns.append(now + seconds)
         expected = (
             f"at the present pace there is room in {seconds} s"
             if is_measured

@@ -226,9 +226,14 @@ async def test_a_pace_that_was_measured_is_told(stopped):
     await server.send({"prompt": "a"})
     await server.send({"prompt": "b"})
     server.engine.stats = server.engine.stats._replace(finished_stop=1, prompt_tokens=10)
-    await asyncio.sleep(0.3)  # two looks this far apart are a measurement
-    error = refusal(await server.client.post(COMPLETIONS, json={"prompt": "c"}))
-    assert "at the present pace there is room in" in error["message"]
+    await asyncio.sleep(1.5)  # two looks apart are a measurement
+    told = []
+    for _ in range(5):
+        response = await server.client.post(COMPLETIONS, json={"prompt": "c"})
+        assert "at the present pace there is room in" in refusal(response)["message"]
+        told.append(int(response.headers["retry-after"]))
+    # Those that were refused are not all sent to the same moment, nor further than a queue's length.
+    assert told == sorted(told) and told[1] == told[-1] >= told[0]
     await server.finish()
 
 

@@ -86,10 +86,11 @@ OVERLOAD = """\
 
 A request that finds the queue full is a 429 `server_overloaded`, before its prompt is tokenized
 where the number of requests is the limit, and always before a stream begins. `Retry-After` is how
-many seconds it takes, at the pace of the last minute, until there is room behind those that were refused
-before; while nothing has been measured it is a guess, and the message says so. What waits is limited by `--max-num-queued-reqs`
-and `--max-num-queued-tokens`, both with `n` counted; what runs does not count, which it does under
-vLLM's flags of these names. A call too large for queue and seats together is a 400.
+many seconds it takes, at the pace of the last minute, until there is room behind those that were
+refused before; while nothing has been measured it is a guess, and the message says so. What waits
+is limited by `--max-num-queued-reqs` and `--max-num-queued-tokens`, both with `n` counted; what
+runs does not count, which it does under vLLM's flags of these names. A call too large for queue and
+seats together is a 400.
 
 A call that has not been begun after `--max-queue-seconds` is a 503 `queue_timeout`. So is one whose
 own `timeout` is up before its first token; after that the answer so far is all. The engine looks at

@@ -232,7 +232,7 @@ async def test_a_pace_that_was_measured_is_told(stopped):
         response = await server.client.post(COMPLETIONS, json={"prompt": "c"})
         assert "at the present pace there is room in" in refusal(response)["message"]
         told.append(int(response.headers["retry-after"]))
-    # Those that were refused are not all sent to the same moment, nor further than a queue's length.
+    # They are not all sent to the same moment, nor further than a queue's length.
     assert told == sorted(told) and told[1] == told[-1] >= told[0]
     await server.finish()
 

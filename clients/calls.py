@@ -45,6 +45,8 @@ _STREAM: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage"
 LONGEST_TIMEOUT = 315_360_000.0
 # Options that are not fields of the body.
 _ABOUT_THE_CALL = frozenset({"timeout", "request_id", "extra_body"})
+# Options whose field has another name: our `timeout` is the caller's own patience.
+_FIELDS = {"server_timeout": "timeout"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +153,7 @@ class CallBuilder:
     ) -> Call[Reply]:
         _check_names(options, known)
         given = {
-            name: value
+            _FIELDS.get(name, name): value
             for name, value in options.items()
             if value is not None and name not in _ABOUT_THE_CALL
         }

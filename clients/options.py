@@ -48,6 +48,9 @@ class GenerationOptions(CallOptions, total=False):
     prompt_logprobs: int | None
     return_token_ids: bool | None
     add_special_tokens: bool | None
+    priority: int | None  # lower goes first, 0 is usual
+    server_timeout: float | None  # seconds; what the server has by then is the answer
+    user: str | None  # users of one API key share its part of the server alike
     cache_salt: str | None  # prefixes are shared only among requests of one salt
     timings: bool | None
     cache_report: bool | None

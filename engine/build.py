@@ -45,6 +45,7 @@ def build_engine(config: EngineConfig, report: Reporter) -> Engine:
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_passes=config.max_passes,
+        priority_ageing=config.priority_ageing,
     )
     loaded = load_engine(config, report)
     cache = CacheManager(

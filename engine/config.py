@@ -1,5 +1,6 @@
 """Every setting of the engine, as plain data: torch-free, so that the front end can build it."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
     max_passes: int = 8
+    priority_ageing: float = 30.0  # seconds of waiting that a level of priority is worth
     threads: int | None = None
     attention: str = "auto"  # auto | a kernel's name
     offline: bool = False
@@ -49,6 +51,10 @@ class EngineConfig:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.max_passes < 0:
             raise ValueError(f"max_passes must be at least 0, got {self.max_passes}")
+        if not 0 <= self.priority_ageing < math.inf:
+            raise ValueError(
+                f"priority_ageing must be at least 0 and finite, got {self.priority_ageing}"
+            )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(
                 "gpu_memory_utilization must be above 0 and at most 1, got "

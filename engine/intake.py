@@ -5,6 +5,7 @@ outside the vocabulary, a prompt or an answer beyond the context, a sequence tha
 could never hold. Used by the server and by the offline `LLM`, so both refuse alike.
 """
 
+import math
 import secrets
 from collections.abc import Sequence as SequenceOf
 
@@ -27,6 +28,10 @@ def build_request(
     namespace: str = "",
     cache_report: bool = False,
     scores_only: bool = False,
+    priority: int = 0,
+    tenant: tuple[str, ...] = (),
+    deadline: float = math.inf,
+    queue_deadline: float = math.inf,
 ) -> Request:
     """Check a prompt against the engine's limits and resolve what the client left open.
 
@@ -34,8 +39,9 @@ def build_request(
     away, so the prompt may fill the whole context.
 
     Without `max_tokens` the answer may fill the context (and no more than the pool holds); without
-    a seed one is drawn. Raises `ParameterError` or `ContextLengthError`, which name the field, the
-    value and the limit.
+    a seed one is drawn. Times are those of `time.monotonic`, which on Linux, macOS and Windows
+    counts from the start of the system, hence alike in the front end and in the engine's process.
+    Raises `ParameterError` or `ContextLengthError`, which name the field, the value and the limit.
     """
     prompt = tuple(prompt_token_ids)
     _check_token_ids(prompt, params, info.vocab_size)
@@ -57,6 +63,10 @@ def build_request(
         namespace=namespace,
         cache_report=cache_report,
         arrival_time=arrival_time,
+        priority=priority,
+        tenant=tenant,
+        deadline=deadline,
+        queue_deadline=queue_deadline,
     )
     check_fits(
         request,

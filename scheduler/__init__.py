@@ -1,9 +1,10 @@
 """Decides what the next step computes. Pure Python: no torch, no clock of its own."""
 
 from scheduler.config import SchedulerConfig, SchedulerStats
-from scheduler.request import FinishReason, Request, Sequence, TokenLogprob
+from scheduler.fitting import check_fits
+from scheduler.request import MAX_PRIORITY, FinishReason, Request, Sequence, TokenLogprob
 from scheduler.sampling_params import ParameterError, SamplingParams
-from scheduler.scheduler import Scheduler, check_fits
+from scheduler.scheduler import Scheduler
 from scheduler.step import (
     Chunk,
     ChunkResult,
@@ -15,6 +16,7 @@ from scheduler.step import (
 )
 
 __all__ = [
+    "MAX_PRIORITY",
     "Chunk",
     "ChunkResult",
     "FinishReason",

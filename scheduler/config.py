@@ -1,5 +1,6 @@
 """Settings of the scheduler, and the counters that it reports."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ class SchedulerConfig:
     `max_passes` times, then everyone waits for the blocked one. `watermark` is the part of the pool
     that admission leaves untouched, so that running sequences can grow without preemption.
     `max_scored_tokens` bounds the prompt positions per step whose logits are kept for scoring.
+    A level of priority is worth `priority_ageing` seconds of waiting.
     """
 
     max_num_seqs: int = 128
@@ -20,6 +22,7 @@ class SchedulerConfig:
     max_passes: int = 8
     watermark: float = 0.01
     max_scored_tokens: int = 256
+    priority_ageing: float = 30.0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_scored_tokens"):
@@ -29,13 +32,19 @@ class SchedulerConfig:
             raise ValueError(f"max_passes must be at least 0, got {self.max_passes}")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark must be in [0, 1), got {self.watermark}")
+        if not 0 <= self.priority_ageing < math.inf:
+            raise ValueError(
+                f"priority_ageing must be at least 0 and finite, got {self.priority_ageing}"
+            )
 
 
 class SchedulerStats(NamedTuple):
     """A snapshot: gauges first, then counters that never fall.
 
     `num_running` and `num_waiting` count sequences: the choices of a request are one until they
-    part.
+    part. `seats_taken` and `waiting_choices` count choices, `waiting_tokens` the prompt tokens of
+    those that wait, once for each choice. `newest_request` is the `number` of the request that was
+    added last.
     `prefix_queries` and `prefix_hits` count prompt tokens of first admissions: those looked up and
     those found. `prompt_tokens_computed` counts what prefill really computed, again after a
     preemption too.
@@ -46,6 +55,10 @@ class SchedulerStats(NamedTuple):
     pages_in_use: int = 0
     pages_cached: int = 0
     pages_free: int = 0
+    seats_taken: int = 0
+    waiting_choices: int = 0
+    waiting_tokens: int = 0
+    newest_request: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
     prompt_tokens: int = 0
@@ -57,3 +70,4 @@ class SchedulerStats(NamedTuple):
     finished_length: int = 0
     finished_abort: int = 0
     finished_error: int = 0
+    finished_deadline: int = 0

@@ -22,10 +22,10 @@ class Counters:
         default_factory=lambda: dict.fromkeys(FinishReason, 0)
     )
 
-    def snapshot(self, num_running: int, num_waiting: int, usage: CacheUsage) -> SchedulerStats:
+    def snapshot(self, usage: CacheUsage, **gauges: int) -> SchedulerStats:
+        """`gauges` are those of the queues, by their names in `SchedulerStats`."""
         return SchedulerStats(
-            num_running=num_running,
-            num_waiting=num_waiting,
+            **gauges,
             pages_in_use=usage.in_use,
             pages_cached=usage.cached,
             pages_free=usage.free,
@@ -40,4 +40,5 @@ class Counters:
             finished_length=self.finished[FinishReason.LENGTH],
             finished_abort=self.finished[FinishReason.ABORT],
             finished_error=self.finished[FinishReason.ERROR],
+            finished_deadline=self.finished[FinishReason.DEADLINE],
         )

@@ -1,4 +1,4 @@
-"""Sequences in rank order: the waiting ones and the running ones are each kept in one of these."""
+"""Sequences by rank: the running ones and the preempted ones are each kept in one of these."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -28,9 +28,6 @@ class RankedQueue:
     def remove(self, sequence: Sequence) -> None:
         del self._by_rank[sequence.rank]
         del self._ranks[bisect_left(self._ranks, sequence.rank)]
-
-    def first(self, count: int) -> list[Sequence]:
-        return [self._by_rank[rank] for rank in self._ranks[:count]]
 
     @property
     def last(self) -> Sequence:

@@ -5,6 +5,7 @@ the first token is sampled. A sequence's fields are written by the `Scheduler` o
 the sampler read them during a step.
 """
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
@@ -12,8 +13,24 @@ from typing import NamedTuple, TypeAlias
 from kv_cache import PageTable, PrefixReport
 from scheduler.sampling_params import SamplingParams
 
-# Orders sequences in time: smaller is served earlier, the largest is preempted first.
-Rank: TypeAlias = tuple[int, int]
+# Priorities lie between this and its negative.
+MAX_PRIORITY = 100
+
+# Who is served on whose account: opaque names, from the outermost on. Empty: on nobody's.
+Tenant: TypeAlias = tuple[str, ...]
+# A tenant's counter of served tokens when the turn comes, and what decides between equal ones.
+Turn: TypeAlias = tuple[int, int, int]
+NO_TURN: Turn = (0, 0, 0)
+
+
+class Rank(NamedTuple):
+    """Orders sequences: the smallest is served first, the largest preempted first. See
+    `scheduler.ordering`; `arrival` counts requests, `choice` is the first one of the sequence."""
+
+    turn: Turn
+    due: float
+    arrival: int
+    choice: int
 
 
 class FinishReason(StrEnum):
@@ -21,6 +38,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    DEADLINE = "deadline"  # its time was up, in the queue or while decoding
 
 
 class TokenLogprob(NamedTuple):
@@ -39,8 +57,12 @@ class Request:
     `max_tokens` is the resolved limit of generated tokens (at least 1), `stop_token_ids` the end of
     sequence ids and the client's own, `seed` the client's or one drawn at arrival. Requests share
     cached pages only within a `namespace` (tenant and cache salt). With `cache_report` the first
-    event says where the prompt's tokens came from. Times are seconds of the clock that the caller
-    hands to the scheduler.
+    event says where the prompt's tokens came from.
+
+    A lower `priority` is served earlier. `tenant` says on whose account. Times are seconds of the
+    clock that the caller hands to the scheduler: at the `deadline` the request ends with what it
+    has, at the `queue_deadline` it ends if it has not been admitted. `number`, if not 0, grows from
+    request to request of a front end, which so learns what the scheduler has heard of.
     """
 
     request_id: str
@@ -52,6 +74,11 @@ class Request:
     namespace: str = ""
     cache_report: bool = False
     arrival_time: float = 0.0
+    priority: int = 0
+    tenant: Tenant = ()
+    deadline: float = math.inf
+    queue_deadline: float = math.inf
+    number: int = 0
 
 
 class Sequence:
@@ -74,11 +101,18 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, choices: tuple[int, ...], arrival_index: int) -> None:
+    def __init__(
+        self,
+        request: Request,
+        choices: tuple[int, ...],
+        arrival_index: int,
+        due: float = 0.0,
+    ) -> None:
         self.request = request
         # The choices this sequence stands for: all until the first token is sampled, then one.
         self.choices = choices
-        self.rank: Rank = (arrival_index, choices[0])
+        # Of a shared turn, provisional until the first admission.
+        self.rank = Rank(NO_TURN, due, arrival_index, choices[0])
         self.tokens: list[int] = list(request.prompt_token_ids)
         self.table: PageTable | None = None  # None while waiting
         # Prompt tokens found in the cache when first admitted; None before that.
@@ -98,6 +132,10 @@ class Sequence:
     @property
     def choice(self) -> int:
         return self.choices[0]
+
+    @property
+    def was_admitted(self) -> bool:
+        return self.num_cached is not None
 
     @property
     def num_prompt(self) -> int:

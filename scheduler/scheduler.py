@@ -4,7 +4,7 @@ One rule serves prefill, chunked prefill, decode, prefix hits and resuming after
 sequence has *known* and *computed* tokens, and a step hands out a budget of tokens so that the
 second catches up with the first. Sequences are ordered by rank; the higher one is served first, and
 when pages run out the lowest one is preempted: it goes back to the queue with its pages left in the
-cache, so that resuming is mostly a hit.
+cache, so that resuming is mostly a hit. What the rank is says `scheduler.ordering`.
 
 The engine loop is the only caller. Time is handed in, never read.
 """
@@ -14,12 +14,15 @@ from enum import Enum, auto
 from kv_cache import CacheManager, PageTable
 from scheduler.config import SchedulerConfig, SchedulerStats
 from scheduler.counters import Counters
+from scheduler.deadlines import Deadlines
+from scheduler.fitting import check_fits
+from scheduler.ordering import Ordering, due_time
 from scheduler.prefill_leaders import PrefillLeaders
 from scheduler.queue import RankedQueue
 from scheduler.request import FinishReason, Request, Sequence
-from scheduler.sampling_params import ParameterError
 from scheduler.step import ChunkResult, Sample, StepPlan, StepResult, Timings, TokenEvent
 from scheduler.step_builder import StepBuilder
+from scheduler.waiting import WaitingQueue
 
 # Waiting sequences that one step looks at, and how many that do not fit it looks past: bounds the
 # cost of a step when the queue is long.
@@ -35,28 +38,6 @@ class _Admission(Enum):
     NOT_NOW = auto()  # it waits for a leader, or for the budget for scores
 
 
-def check_fits(request: Request, *, num_pages: int, page_size: int, max_num_seqs: int) -> None:
-    """Refuse a request that could not run even with the whole server to itself.
-
-    Raises `ParameterError` with both numbers.
-    """
-    params = request.params
-    if not request.prompt_token_ids:
-        raise ParameterError("prompt", "prompt must hold at least one token")
-    if params.n > max_num_seqs:
-        raise ParameterError("n", f"n is {params.n}, the server runs {max_num_seqs} sequences")
-    # The last generated token is returned, but never written to the cache.
-    num_tokens = len(request.prompt_token_ids) + request.max_tokens - 1
-    num_slots = num_pages * page_size
-    if -(-num_tokens // page_size) > num_pages:
-        raise ParameterError(
-            "prompt" if len(request.prompt_token_ids) > num_slots else "max_tokens",
-            f"the prompt's {len(request.prompt_token_ids)} tokens and max_tokens "
-            f"{request.max_tokens} need {num_tokens} tokens of cache, the whole KV cache holds "
-            f"{num_slots}",
-        )
-
-
 class Scheduler:
     """Owns the queues, the sequences and, through `CacheManager`, their pages."""
 
@@ -64,10 +45,13 @@ class Scheduler:
         self.config = config
         self._cache = cache
         self._watermark = max(1, int(config.watermark * cache.num_pages))
-        self._waiting = RankedQueue()
+        self._ordering = Ordering()
+        self._waiting = WaitingQueue(self._ordering)
         self._running = RankedQueue()
+        self._deadlines = Deadlines()
         self._sequences: dict[str, list[Sequence]] = {}  # live ones by request id
         self._num_arrivals = 0
+        self._newest_request = 0
         self._counters = Counters()
 
     @property
@@ -80,7 +64,19 @@ class Scheduler:
 
     @property
     def stats(self) -> SchedulerStats:
-        return self._counters.snapshot(len(self._running), len(self._waiting), self._cache.usage)
+        return self._counters.snapshot(
+            self._cache.usage,
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            seats_taken=self._seats_taken,
+            waiting_choices=self._waiting.num_choices,
+            waiting_tokens=self._waiting.num_tokens,
+            newest_request=self._newest_request,
+        )
+
+    @property
+    def _seats_taken(self) -> int:
+        return sum(len(sequence.choices) for sequence in self._running)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises `ParameterError` if it can never fit, ValueError if its id is in
@@ -93,10 +89,13 @@ class Scheduler:
             page_size=self._cache.page_size,
             max_num_seqs=self.config.max_num_seqs,
         )
-        sequence = Sequence(request, tuple(range(request.params.n)), self._num_arrivals)
+        due = due_time(request, self.config.priority_ageing)
+        sequence = Sequence(request, tuple(range(request.params.n)), self._num_arrivals, due)
         self._num_arrivals += 1
+        self._newest_request = request.number
         self._sequences[request.request_id] = [sequence]
         self._waiting.add(sequence)
+        self._deadlines.set(request.request_id, min(request.deadline, request.queue_deadline))
 
     def abort(
         self,
@@ -164,7 +163,7 @@ class Scheduler:
             sequence.prompt_logprobs += outcome.prompt_logprobs
             if outcome.computed == chunk.num_tokens and chunk.samples:
                 events += self._take_samples(sequence, chunk.samples, outcome, now)
-        return events
+        return events + self._expire(now)
 
     # ------------------------------------------------------------------------------- scheduling
 
@@ -200,10 +199,12 @@ class Scheduler:
         One that waits for something else than room (a leader, the budget for scores) is skipped.
         One that does not fit is blocked: others may pass it, a bounded number of times.
         """
-        seats = self.config.max_num_seqs - sum(len(s.choices) for s in self._running)
+        seats = self.config.max_num_seqs - self._seats_taken
         leaders = PrefillLeaders(self._running, enabled=self._cache.enable_prefix_caching)
         blocked: list[Sequence] = []
-        for sequence in self._waiting.first(MAX_LOOKAHEAD):
+        if not seats or not step.token_budget:
+            return
+        for sequence in self._waiting.in_turn(MAX_LOOKAHEAD):
             if not seats or not step.token_budget or len(blocked) == MAX_BLOCKED:
                 break
             if blocked and max(each.passes for each in blocked) >= self.config.max_passes:
@@ -271,12 +272,15 @@ class Scheduler:
     def _note_admission(self, sequence: Sequence, num_cached: int, now: float) -> None:
         sequence.passes = 0
         sequence.pages_awaited = 0
-        if sequence.num_cached is None:  # the first admission; resuming is not a hit
+        if not sequence.was_admitted:  # resuming is not a hit, and paid already
+            request = sequence.request
+            self._ordering.begin(request, sequence.num_prompt - num_cached)
+            self._deadlines.set(request.request_id, request.deadline)
             sequence.num_cached = num_cached
             sequence.first_scheduled_time = now
             self._counters.prompt_tokens += sequence.num_prompt
             self._counters.prefix_queries += sequence.num_prompt
-            self._counters.prefix_hits += sequence.num_cached
+            self._counters.prefix_hits += num_cached
 
     # ------------------------------------------------------------------------------- committing
 
@@ -284,6 +288,7 @@ class Scheduler:
         self, sequence: Sequence, choices: tuple[int, ...], outcome: ChunkResult, now: float
     ) -> list[TokenEvent]:
         """Append the drawn tokens. Where several choices drew from one row, they part here."""
+        self._ordering.serve(sequence.request, len(choices))
         samples = dict(zip(choices, outcome.samples, strict=True))
         holders = [(sequence, samples[sequence.choice])]
         # Fork before anyone finishes: a finished sequence has no pages left to share.
@@ -294,7 +299,8 @@ class Scheduler:
 
     def _fork(self, leader: Sequence, choice: int) -> Sequence:
         assert leader.table is not None
-        twin = Sequence(leader.request, (choice,), leader.rank[0])
+        twin = Sequence(leader.request, (choice,), leader.rank.arrival)
+        twin.rank = leader.rank._replace(choice=choice)
         twin.table = self._cache.fork(leader.table)
         twin.num_cached = leader.num_cached
         twin.prefix_report = leader.prefix_report
@@ -348,6 +354,26 @@ class Scheduler:
             num_cached=sequence.num_cached,
         )
 
+    def _expire(self, now: float) -> list[TokenEvent]:
+        """End the requests whose time is up."""
+        events: list[TokenEvent] = []
+        for request_id in self._deadlines.take_due(now):
+            for sequence in tuple(self._sequences[request_id]):
+                has_begun = sequence.first_token_time is not None
+                events += [
+                    TokenEvent(
+                        request_id=request_id,
+                        choice=choice,
+                        finish_reason=FinishReason.DEADLINE,
+                        num_cached=sequence.num_cached,
+                        timings=_timings(sequence, now) if has_begun else None,
+                    )
+                    for choice in sequence.choices
+                ]
+                self._counters.finished[FinishReason.DEADLINE] += len(sequence.choices)
+                self._remove(sequence)
+        return events
+
     def _remove(self, sequence: Sequence) -> None:
         """Forget a sequence and release its pages, wherever it is."""
         if sequence.table is not None:
@@ -360,6 +386,8 @@ class Scheduler:
         siblings.remove(sequence)
         if not siblings:
             del self._sequences[sequence.request.request_id]
+            self._ordering.close(sequence.request)
+            self._deadlines.discard(sequence.request.request_id)
 
 
 def _timings(sequence: Sequence, now: float) -> Timings:

@@ -1,18 +1,32 @@
-"""Who may enter: refuses calls while the server cannot serve, counts those inside, waits for the
-last one at shutdown.
+"""Who may enter: refuses calls while the server cannot serve or its queue is full, counts those
+inside, waits for the last one at shutdown.
 
-Every generating call holds a place from before its body is read until its last byte is sent.
-Limits on the queue belong here too: this is the one door, and a refusal here is a plain reply
-before any stream begins.
+Every generating call holds a `Place` from before its body is read until its last byte is sent. This
+is the one door, and a refusal here is a plain reply before any stream begins. The queue is looked
+at three times: before the body is read, before prompts are tokenized (what a call will need is held
+for it from then on), and before anything is submitted.
 """
 
 import asyncio
-from collections.abc import Iterator
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from engine.protocols import AsyncEngine
-from server.errors import EngineLoadingError, EngineUnavailableError, ShuttingDownError
+from scheduler import ParameterError, Request
+from server.errors import (
+    EngineLoadingError,
+    EngineUnavailableError,
+    ServerOverloadedError,
+    ShuttingDownError,
+)
+from server.queue_ledger import QueueLedger, Size, waiting_when_idle
+from server.service_rate import ServiceRate
+from server.settings import ServerSettings
 
 # How soon a client should try again while the model loads.
 LOADING_RETRY_SECONDS = 2
@@ -20,11 +34,55 @@ LOADING_RETRY_SECONDS = 2
 CUTOFF_SECONDS = 2.0
 
 
+class Place:
+    """What one call occupies. `arrived` is when it came in, by `time.monotonic`."""
+
+    def __init__(self, admission: "Admission", arrived: float) -> None:
+        self.arrived = arrived
+        self._admission = admission
+        self._num_expected = 0
+        self._numbers: list[int] = []
+
+    def expect(self, num_choices: int) -> None:
+        """Hold room in the queue for so many choices. Raises `ServerOverloadedError` where there is
+        none, `ParameterError` where there never is."""
+        self._admission.reserve(num_choices)
+        self._num_expected = num_choices
+
+    def send(self, requests: Sequence[Request]) -> list[Request]:
+        """The requests, numbered, for which room was held; to be submitted at once. Raises as
+        `expect`, now that their tokens are known."""
+        self._admission.unreserve(self._num_expected)
+        self._num_expected = 0
+        numbered = self._admission.send(requests)
+        self._numbers = [request.number for request in numbered]
+        return numbered
+
+    def leave(self) -> None:
+        self._admission.unreserve(self._num_expected)
+        self._admission.close(self._numbers)
+
+
 class Admission:
     """Lives on the event loop, like everything that calls it."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        settings: ServerSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
+        self._max_requests = settings.max_num_queued_reqs
+        self._max_tokens = settings.max_num_queued_tokens
+        self._clock = clock
+        self._ledger = QueueLedger()
+        self._rate = ServiceRate()
+        self._numbers = itertools.count(1)
+        self._num_seats = 0  # known once the engine is ready
+        # When those that were refused were told to come back: no more of them than may wait.
+        self._returns: deque[float] = deque(maxlen=max(settings.max_num_queued_reqs, 1))
         self._num_open = 0
         self._draining = False
         self._empty: asyncio.Event = asyncio.Event()
@@ -66,16 +124,97 @@ class Admission:
         raise EngineUnavailableError("the engine has stopped")
 
     @contextmanager
-    def enter(self) -> Iterator[None]:
-        """A place for one generating call, once `require_ready` has let it in."""
+    def enter(self) -> Iterator[Place]:
+        """A place for one generating call, once `require_ready` has let it in. Raises
+        `ServerOverloadedError` where not even one more choice could wait."""
+        self._num_seats = self._engine.info.max_num_seqs
+        self.reserve(1)
+        self.unreserve(1)
+        place = Place(self, self._clock())
         self._num_open += 1
         self._empty.clear()
         try:
-            yield
+            yield place
         finally:
+            place.leave()
             self._num_open -= 1
             if self._num_open == 0:
                 self._empty.set()
+
+    def reserve(self, num_choices: int) -> None:
+        """Hold room for choices. See `Place.expect`."""
+        most = self._num_seats + self._max_requests
+        if num_choices > most:
+            raise ParameterError(
+                "n",
+                f"the call asks for {num_choices} choices, the limit is {most}: the server runs "
+                f"{self._num_seats} at once and lets {self._max_requests} wait",
+            )
+        self._ledger.reserve(num_choices)
+        excess = self._look().choices - self._max_requests
+        if excess > 0:
+            self._ledger.reserve(-num_choices)
+            raise self._overloaded(f"{self._max_requests} requests", Size(excess, 0))
+
+    def unreserve(self, num_choices: int) -> None:
+        self._ledger.reserve(-num_choices)
+
+    def send(self, requests: Sequence[Request]) -> list[Request]:
+        """Number requests and count them as sent. See `Place.send`."""
+        sizes = [_size(request) for request in requests]
+        fewest = waiting_when_idle(sizes, self._num_seats).tokens
+        if fewest > self._max_tokens:
+            raise ParameterError(
+                "prompt",
+                f"{fewest} prompt tokens of the call would have to wait, the limit is "
+                f"{self._max_tokens}",
+            )
+        before = self._look().tokens
+        numbered = [replace(request, number=next(self._numbers)) for request in requests]
+        for request, size in zip(numbered, sizes, strict=True):
+            self._ledger.send(request.number, size)
+        after = self._look().tokens
+        if after > max(self._max_tokens, before):
+            self.close([request.number for request in numbered])
+            excess = Size(0, after - self._max_tokens)
+            raise self._overloaded(f"{self._max_tokens} prompt tokens", excess)
+        return numbered
+
+    def close(self, numbers: Sequence[int]) -> None:
+        """Forget requests that have ended."""
+        for number in numbers:
+            self._ledger.close(number)
+        self._look()
+
+    def retry_headers(self) -> dict[str, str]:
+        """When a request that waited in vain may be sent again: once those that wait are served."""
+        seconds, _ = self._rate.retry_after(self._look().choices, 0)
+        return {"Retry-After": str(seconds)}
+
+    def _overloaded(self, limit: str, excess: Size) -> ServerOverloadedError:
+        # Those that were refused before will be here again before: they come one after the other.
+        now = self._clock()
+        while self._returns and self._returns[0] <= now:
+            self._returns.popleft()
+        num_ahead = len(self._returns)
+        seconds, is_measured = self._rate.retry_after(excess.choices + num_ahead, excess.tokens)
+        self._returns.append(now + seconds)
+        expected = (
+            f"at the present pace there is room in {seconds} s"
+            if is_measured
+            else "how soon there is room again has not been measured yet"
+        )
+        return ServerOverloadedError(
+            f"the queue is full, it takes {limit}; {expected}",
+            headers={"Retry-After": str(seconds)},
+        )
+
+    def _look(self) -> Size:
+        """What waits now."""
+        stats = self._engine.stats
+        waiting = self._ledger.waiting(stats, self._num_seats)
+        self._rate.observe(self._clock(), stats, anyone_waits=waiting.choices > 0)
+        return waiting
 
     def cut_off(self) -> None:
         """End all open calls now; their clients are told that the server is shutting down."""
@@ -96,3 +235,8 @@ class Admission:
         await asyncio.wait({emptied}, timeout=CUTOFF_SECONDS)
         emptied.cancel()
         return remaining
+
+
+def _size(request: Request) -> Size:
+    num_choices = request.params.n
+    return Size(num_choices, num_choices * len(request.prompt_token_ids))

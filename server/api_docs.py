@@ -81,6 +81,25 @@ A failure after the headers is an event with the error's usual body, and then no
 stream sends a comment line every `--keepalive-interval` seconds. Whoever closes the connection ends
 the work at once, streamed or not.
 """
+OVERLOAD = """\
+## Too much to do
+
+A request that finds the queue full is a 429 `server_overloaded`, before its prompt is tokenized
+where the number of requests is the limit, and always before a stream begins. `Retry-After` is how
+many seconds it takes, at the pace of the last minute, until there is room behind those that were
+refused before; while nothing has been measured it is a guess, and the message says so. What waits
+is limited by `--max-num-queued-reqs` and `--max-num-queued-tokens`, both with `n` counted; what
+runs does not count, which it does under vLLM's flags of these names. A call too large for queue and
+seats together is a 400.
+
+A call that has not been begun after `--max-queue-seconds` is a 503 `queue_timeout`. So is one whose
+own `timeout` is up before its first token; after that the answer so far is all. The engine looks at
+the clock between steps, the front end at any time, so a `timeout` holds to the moment and the
+queue's limit to the step. Of several prompts those not begun have empty answers with `stop_reason`
+`deadline`, as long as one has been.
+
+`priority` and `user` decide whose turn it is: see [scheduling](scheduling.md).
+"""
 REASONS = """\
 ## Why was my prompt not cached?
 
@@ -119,6 +138,7 @@ def api_docs() -> str:
             parts.append("\n".join(_endpoint(document, method, path, operation)) + "\n")
     parts += [
         STREAMS,
+        OVERLOAD,
         REASONS,
         _section("Errors", _errors()),
         _section("Limits and settings", _limits()),
@@ -229,7 +249,7 @@ def _range(field: dict[str, Any]) -> str:
     low, high = field.get("minimum"), field.get("maximum")
     above, items = field.get("exclusiveMinimum"), field.get("maxItems")
     if above is not None:
-        return f"Above {above}, at most {high}."
+        return f"Above {above}." if high is None else f"Above {above}, at most {high}."
     if low is not None and high is not None:
         return f"{low} to {high}."
     if low is not None:
@@ -251,7 +271,7 @@ def _refused(body: type[RequestModel]) -> Iterator[str]:
 def _errors() -> Iterator[str]:
     yield from (
         'Always `{"error": {"message", "type", "param", "code"}}`; `param` is the dotted name of',
-        "the field at fault, or null. 503 comes with `Retry-After` where waiting helps.",
+        "the field at fault, or null. 429 comes with `Retry-After`, 503 where waiting helps.",
         "",
         "| status | code |",
         "|---|---|",

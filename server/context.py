@@ -13,7 +13,7 @@ from fastapi import Depends, Request
 
 from engine.protocols import AsyncEngine
 from engine.text import Tokenizer
-from server.admission import Admission
+from server.admission import Admission, Place
 from server.errors import EngineLoadingError, ModelNotFoundError
 from server.prompts import PromptReader
 from server.sampling_defaults import read_sampling_defaults
@@ -33,7 +33,7 @@ class AppContext:
     ) -> None:
         self.engine = engine
         self.settings = settings
-        self.admission = Admission(engine)
+        self.admission = Admission(engine, settings)
         self.started_at = int(time.time())
         self._tokenizer_provider = tokenizer_provider
         self._prompt_reader: PromptReader | None = None
@@ -51,8 +51,9 @@ class AppContext:
             raise EngineLoadingError("the tokenizer is loading")
         return tokenizer
 
-    def enter(self) -> AbstractContextManager[None]:
-        """A place for one generating call. Raises `UnavailableError` where none can be had."""
+    def enter(self) -> AbstractContextManager[Place]:
+        """A place for one generating call. Raises `UnavailableError` or `ServerOverloadedError`
+        where none can be had."""
         self.require_ready()
         return self.admission.enter()
 

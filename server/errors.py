@@ -11,11 +11,13 @@
     ├── ModelNotFoundError
     ├── RequestTooLargeError        the body is over the size limit
     ├── UnsupportedMediaTypeError   the body is not declared as JSON
+    ├── ServerOverloadedError       the queue is full
     ├── GenerationError             the engine failed on this request alone
     ├── InternalError               a fault of ours
     └── UnavailableError            cannot serve now
         ├── EngineLoadingError
         ├── EngineUnavailableError  the engine has died
+        ├── QueueTimeoutError       no token came before the request's time was up
         └── ShuttingDownError
 
 The wire shape is OpenAI's, `{"error": {"message", "type", "param", "code"}}`, in plain replies and
@@ -43,10 +45,12 @@ STATUS_BY_CODE = {
     "method_not_allowed": 405,
     "request_too_large": 413,
     "unsupported_media_type": 415,
+    "server_overloaded": 429,
     "generation_failed": 500,
     "internal_error": 500,
     "engine_loading": 503,
     "engine_dead": 503,
+    "queue_timeout": 503,
     "shutting_down": 503,
 }
 
@@ -69,10 +73,11 @@ class ApiError(Exception):
         return STATUS_BY_CODE[self.code]
 
     def body(self) -> dict[str, Any]:
+        is_ours = self.status >= 500 or self.status == 429
         return {
             "error": {
                 "message": str(self),
-                "type": "server_error" if self.status >= 500 else "invalid_request_error",
+                "type": "server_error" if is_ours else "invalid_request_error",
                 "param": self.param,
                 "code": self.code,
             }
@@ -119,6 +124,10 @@ class UnsupportedMediaTypeError(ApiError):
     code = "unsupported_media_type"
 
 
+class ServerOverloadedError(ApiError):
+    code = "server_overloaded"
+
+
 class GenerationError(ApiError):
     code = "generation_failed"
 
@@ -137,6 +146,10 @@ class EngineLoadingError(UnavailableError):
 
 class EngineUnavailableError(UnavailableError):
     code = "engine_dead"
+
+
+class QueueTimeoutError(UnavailableError):
+    code = "queue_timeout"
 
 
 class ShuttingDownError(UnavailableError):

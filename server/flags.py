@@ -6,15 +6,25 @@ spawned, imports the command line again.
 """
 
 import argparse
-import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-_SIZE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-Number = TypeVar("Number", int, float)
+from server.flag_values import (
+    api_key,
+    at_least,
+    existing_file,
+    fraction,
+    key_file,
+    non_empty,
+    one_of,
+    port,
+    seconds,
+    size,
+)
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -37,108 +47,6 @@ class Flag:
     @property
     def variable(self) -> str:
         return f"OCTAVO_{(self.source or self.field).upper()}"
-
-
-def at_least(low: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        value = _number(int, text, "an integer")
-        if value < low:
-            raise ValueError(f"must be at least {low}, got {value}")
-        return value
-
-    return parse
-
-
-def seconds(text: str) -> float:
-    value = _number(float, text, "a number of seconds")
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"must be at least 0, got {text}")
-    return value
-
-
-def fraction(text: str) -> float:
-    value = _number(float, text, "a number")
-    if not 0 < value <= 1:
-        raise ValueError(f"must be above 0 and at most 1, got {text}")
-    return value
-
-
-def size(text: str) -> int:
-    """Bytes, with an optional unit: 512M, 4G, 4GiB; units are powers of 1024."""
-    bare = text.lower().removesuffix("ib").removesuffix("b")
-    unit = bare[-1:] if bare[-1:] in "kmgt" else ""
-    number = _number(float, bare.removesuffix(unit), "a size such as 512M or 4G", text)
-    value = number * _SIZE_UNITS[unit]
-    if not 1 <= value < math.inf:
-        raise ValueError(f"must be at least 1 and finite, got {text}")
-    return int(value)
-
-
-def port(text: str) -> int:
-    value = _number(int, text, "an integer")
-    if not 0 <= value <= 65535:
-        raise ValueError(f"must be between 0 and 65535, got {value}")
-    return value
-
-
-def one_of(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}, got {text!r}")
-        return text
-
-    return parse
-
-
-def non_empty(text: str) -> str:
-    if not text:
-        raise ValueError("must not be empty")
-    return text
-
-
-def api_key(text: str) -> str:
-    # The message must not show what may be a secret.
-    if not text or not all("!" <= character <= "~" for character in text):
-        raise ValueError("must be printable ASCII characters without blanks")
-    return text
-
-
-def key_file(text: str) -> tuple[str, ...]:
-    """The API keys in a file: one a line; empty lines and those that begin with # are skipped."""
-    keys = []
-    for number, line in enumerate(_read_text(text).splitlines(), start=1):
-        line = line.strip()
-        if line and not line.startswith("#"):
-            try:
-                keys.append(api_key(line))
-            except ValueError as error:
-                raise ValueError(f"{text}: line {number} {error}") from None
-    if not keys:
-        raise ValueError(f"holds no key: {text}")
-    return tuple(keys)
-
-
-def existing_file(text: str) -> Path:
-    if not Path(text).is_file():
-        raise ValueError(f"must be a file, got {text!r}")
-    return Path(text)
-
-
-def _read_text(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise ValueError(f"cannot be read: {path}: {reason}") from None
-
-
-def _number(
-    kind: Callable[[str], Number], text: str, what: str, shown: str | None = None
-) -> Number:
-    try:
-        return kind(text)
-    except ValueError:
-        raise ValueError(f"must be {what}, got {shown or text!r}") from None
 
 
 MODEL_FLAGS = (
@@ -188,6 +96,13 @@ ENGINE_FLAGS = (
         at_least(0),
         "how often a small request may pass a blocked large one",
     ),
+    Flag(
+        "priority_ageing",
+        ("--priority-ageing",),
+        seconds,
+        "how much waiting a level of priority is worth",
+        "SECONDS",
+    ),
     Flag("threads", ("--threads",), at_least(1), "CPU threads; default: what the container allows"),
     Flag("attention", ("--attention",), non_empty, "attention kernel; auto takes the fastest"),
     Flag("self_check", ("--self-check",), None, "compare with a cold forward at start"),
@@ -221,6 +136,46 @@ SERVER_FLAGS = (
         ("--max-listed-token-ids",),
         at_least(1),
         "limit of each list of token ids but the prompt",
+    ),
+    Flag(
+        "max_num_queued_reqs",
+        ("--max-num-queued-reqs",),
+        at_least(0),
+        "requests that may wait for a seat, n of them for a request with n choices; beyond: 429",
+    ),
+    Flag(
+        "max_num_queued_tokens",
+        ("--max-num-queued-tokens",),
+        at_least(0),
+        "prompt tokens of the requests that may wait, n times for n choices; beyond: 429",
+    ),
+    Flag(
+        "max_queue_seconds",
+        ("--max-queue-seconds",),
+        seconds,
+        "how long a call may wait to be begun, then it is a 503; 0: no limit",
+        "SECONDS",
+    ),
+    Flag(
+        "default_timeout",
+        ("--default-timeout",),
+        seconds,
+        "the `timeout` of requests that name none; 0: no limit",
+        "SECONDS",
+    ),
+    Flag("max_timeout", ("--max-timeout",), seconds, "longest `timeout` of a request", "SECONDS"),
+    Flag(
+        "scheduling_policy",
+        ("--scheduling-policy",),
+        one_of("priority", "fcfs"),
+        "fcfs refuses requests with a priority other than 0",
+    ),
+    Flag(
+        "fair_sharing",
+        ("--fair-sharing",),
+        one_of("auto", "off", "keys", "users"),
+        "share by served tokens among API keys, or also among the users of each; auto: users "
+        "where there are several keys, else off",
     ),
     Flag(
         "generation_config",

@@ -8,8 +8,9 @@ A call has one request per prompt, each with `n` choices; choice `c` of prompt `
 import asyncio
 import itertools
 import logging
+import math
 import time
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ from engine.protocols import AsyncEngine, Mailbox
 from engine.text import OutputStream, Tokenizer
 from kv_cache import PrefixReport
 from scheduler import FinishReason, Request, Timings, TokenEvent, TokenLogprob
-from server.errors import GenerationError, ShuttingDownError
+from server.errors import GenerationError, QueueTimeoutError, ShuttingDownError
 
 logger = logging.getLogger("octavo.server")
 
@@ -71,7 +72,11 @@ class _Choice:
                 delta.logprobs.append(event.logprob)
             if shows_end_token or not ends_by_token:
                 delta.text += self.stream.push((event.token_id,))
-        if event.finish_reason is not None:
+        if event.finish_reason is FinishReason.DEADLINE:
+            delta.text += self.stream.finish()
+            delta.finish_reason = FinishReason.LENGTH.value
+            delta.stop_reason = FinishReason.DEADLINE.value
+        elif event.finish_reason is not None:
             delta.text += self.stream.finish()
             delta.finish_reason = event.finish_reason.value
         if self.stream.stopped_by is not None:
@@ -101,7 +106,9 @@ class _Source:
 class Generation:
     """Belongs to one task at a time. `close` may be called at any moment and more than once.
 
-    `scores_only` drops the generated tokens: the caller wanted the prompt's log-probabilities.
+    The requests have one deadline. It is kept here too, since the engine sees it only between
+    steps. `scores_only` drops the generated tokens: the caller wanted the prompt's
+    log-probabilities. `retry_headers` go with the error of a call whose time was up too soon.
     """
 
     def __init__(
@@ -111,9 +118,13 @@ class Generation:
         requests: Sequence[Request],
         *,
         scores_only: bool = False,
+        retry_headers: Callable[[], dict[str, str]] = dict,
     ) -> None:
         self._engine = engine
         self._scores_only = scores_only
+        self._retry_headers = retry_headers
+        self._deadline = requests[0].deadline
+        self._time_is_up = False
         index = itertools.count()
         self._sources = [
             _Source(
@@ -169,29 +180,76 @@ class Generation:
             source.mailbox = None
 
     async def deltas(self) -> AsyncGenerator[list[Delta], None]:
-        """What is new, at most one delta per choice, until all choices have finished.
+        """What is new, until all choices have finished.
 
-        Raises `GenerationError` where one of them fails, `EngineDeadError` where the engine dies.
+        Raises `GenerationError` where one of them fails, `EngineDeadError` where the engine dies,
+        `QueueTimeoutError` where the time is up before the first token of any.
         """
         if len(self._sources) == 1:
-            source = self._sources[0]
-            assert source.mailbox is not None
+            [source] = self._sources
             while not source.finished:
-                yield self._advance(source, await source.mailbox.get())
+                deltas = self._advance(source, await self._next_events_in_time(source))
+                yield deltas + self._expire() if self._time_is_up else deltas
             return
         waiting = {_next_events(source): source for source in self._sources}
         try:
             while waiting:
-                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                deltas: list[Delta] = []
+                done, _ = await asyncio.wait(
+                    waiting, timeout=self._seconds_left, return_when=asyncio.FIRST_COMPLETED
+                )
+                self._time_is_up = not done
+                deltas = []
                 for task in done:
                     source = waiting.pop(task)
                     deltas += self._advance(source, task.result())
                     if not source.finished:
                         waiting[_next_events(source)] = source
+                if self._time_is_up:
+                    yield deltas + self._expire()
+                    return
                 yield deltas
         finally:
             await _cancel(waiting)
+
+    @property
+    def _seconds_left(self) -> float | None:
+        if self._deadline == math.inf:
+            return None
+        return max(self._deadline - time.monotonic(), 0.0)
+
+    async def _next_events_in_time(self, source: _Source) -> list[TokenEvent]:
+        """None of them where the time is up."""
+        assert source.mailbox is not None
+        try:
+            async with asyncio.timeout(self._seconds_left):
+                return await source.mailbox.get()
+        except TimeoutError:
+            self._time_is_up = True
+            return []
+
+    def _expire(self) -> list[Delta]:
+        """The time is up: what there is, is the answer. Raises `QueueTimeoutError` where there is
+        nothing."""
+        choices = [choice for source in self._sources for choice in source.choices]
+        if not any(choice.num_tokens or choice.finished for choice in choices):
+            raise self._queue_timeout("the request's time was up before its first token")
+        deltas = []
+        for source in self._sources:
+            if source.finished:
+                continue
+            request = source.request
+            self._engine.abort(request.request_id, reason=FinishReason.DEADLINE)
+            end = TokenEvent(request.request_id, 0, finish_reason=FinishReason.DEADLINE)
+            for choice in source.choices:
+                if not choice.finished:
+                    choice.timings = _timings_until_now(request, choice.timings)
+                    deltas.append(Delta(choice.index))
+                    choice.take(end, deltas[-1], shows_end_token=self._shows_end_token)
+        return deltas
+
+    def _queue_timeout(self, reason: str) -> QueueTimeoutError:
+        seconds = time.monotonic() - self._sources[0].request.arrival_time
+        return QueueTimeoutError(f"{reason}, after {seconds:.1f} s", headers=self._retry_headers())
 
     def _advance(self, source: _Source, events: Iterable[TokenEvent]) -> list[Delta]:
         deltas: dict[int, Delta] = {}
@@ -204,6 +262,11 @@ class Generation:
             source.prefix_report = event.prefix_report or source.prefix_report
             choice.timings = event.timings or choice.timings
             _raise_failure(event)
+            if event.finish_reason is FinishReason.DEADLINE:
+                if time.monotonic() < self._deadline:
+                    raise self._queue_timeout("the request has waited as long as any may here")
+                self._time_is_up = True
+                continue
             delta = deltas.get(event.choice)
             if delta is None:
                 delta = deltas[event.choice] = Delta(choice.index)

@@ -15,6 +15,7 @@ from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from server.replies.schema import ErrorReply
+from server.time_limits import TIMEOUT_HEADER
 
 _REF = "#/components/schemas/{model}"
 BODIES: dict[str, type[BaseModel]] = {
@@ -30,6 +31,20 @@ EVENT_SCHEMA = {
     "type": "object",
     "required": ["data"],
     "properties": {"data": {"type": "string"}},
+}
+
+
+# `openapi_extra` of a route that takes the time limit as a header, too.
+TIME_LIMIT: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": TIMEOUT_HEADER,
+            "in": "header",
+            "required": False,
+            "schema": {"type": "number", "exclusiveMinimum": 0},
+            "description": "As `timeout`; the shorter one counts.",
+        }
+    ]
 }
 
 

@@ -10,8 +10,8 @@ from scheduler.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
 class ServerSettings:
     """`served_model_names`: the first is what replies and /v1/models say, all are accepted in
     requests; empty means the engine's own name for its model. The `max_*` limits bound what one
-    call may ask for, so that no caller can exhaust the memory; times are seconds. Without any API
-    key the server is open to all; with several, each has a prefix cache of its own.
+    call may ask for and what may wait, so that no caller can exhaust the memory; times are seconds.
+    Without any API key the server is open to all; with several, each has a prefix cache of its own.
     """
 
     host: str = "127.0.0.1"
@@ -25,6 +25,13 @@ class ServerSettings:
     max_stop_strings: int = MAX_STOP_STRINGS
     max_logprobs: int = MAX_LOGPROBS  # alternatives to one token
     max_listed_token_ids: int = 16_384  # in stop_token_ids, allowed_token_ids and logit_bias each
+    max_num_queued_reqs: int = 2048  # choices that may wait for a seat, of all calls
+    max_num_queued_tokens: int = 2**20  # prompt tokens of those that wait
+    max_queue_seconds: float = 600.0  # how long a call may wait to be begun; 0: no limit
+    default_timeout: float = 0.0  # the time of a request that says nothing of it; 0: no limit
+    max_timeout: float = 86_400.0  # the longest that a request may ask for
+    scheduling_policy: str = "priority"  # fcfs: requests may not ask for a priority
+    fair_sharing: str = "auto"  # off, keys, users; auto: users where there are several keys
     generation_config: str = "auto"  # auto: sampling defaults from the model's file; none: ours
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     api_keys_in_file: tuple[str, ...] = field(default=(), repr=False)
@@ -38,6 +45,13 @@ class ServerSettings:
     @property
     def has_api_keys(self) -> bool:
         return bool(self.api_keys or self.api_keys_in_file)
+
+    @property
+    def shared_by(self) -> str:
+        """Among whom the server is shared by what they were served: off, keys or users."""
+        if self.fair_sharing != "auto":
+            return self.fair_sharing
+        return "users" if len({*self.api_keys, *self.api_keys_in_file}) > 1 else "off"
 
     def __post_init__(self) -> None:
         for name in (
@@ -67,6 +81,28 @@ class ServerSettings:
             )
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl_keyfile needs ssl_certfile")
-        for name in ("keepalive_interval", "shutdown_timeout"):
+        if self.scheduling_policy not in ("priority", "fcfs"):
+            raise ValueError(
+                f"scheduling_policy must be priority or fcfs, got {self.scheduling_policy!r}"
+            )
+        if self.fair_sharing not in ("auto", "off", "keys", "users"):
+            raise ValueError(
+                f"fair_sharing must be auto, off, keys or users, got {self.fair_sharing!r}"
+            )
+        for name in (
+            "keepalive_interval",
+            "shutdown_timeout",
+            "max_num_queued_reqs",
+            "max_num_queued_tokens",
+            "max_queue_seconds",
+            "default_timeout",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.max_timeout <= 0:
+            raise ValueError(f"max_timeout must be above 0, got {self.max_timeout}")
+        if self.default_timeout > self.max_timeout:
+            raise ValueError(
+                f"default_timeout must be at most max_timeout, {self.max_timeout:g}, got "
+                f"{self.default_timeout:g}"
+            )

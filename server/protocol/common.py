@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from scheduler import SamplingParams
+from scheduler import MAX_PRIORITY, SamplingParams
 from scheduler.sampling_params import (
     MAX_CHOICES,
     MAX_LOGPROBS,
@@ -71,11 +71,9 @@ class GenerationRequest(RequestModel):
         "guided_grammar": (),
         "structured_outputs": (),
         "structural_tag": (),
-        "priority": (0,),
-        "timeout": (),
     }
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
-        {"user", "metadata", "safety_identifier", "prompt_cache_key", "service_tier"}
+        {"metadata", "safety_identifier", "prompt_cache_key", "service_tier"}
     )
 
     model: str | None = told(
@@ -162,6 +160,33 @@ class GenerationRequest(RequestModel):
         low=0,
         high=MAX_LOGPROBS,
     )
+    priority: int | None = told(
+        None,
+        "Lower goes first, 0 is usual; a level is worth `--priority-ageing` seconds of waiting. "
+        "Where the server is shared (`--fair-sharing`), it moves only requests of the same user. "
+        "With `--scheduling-policy fcfs` any other than 0 is a 400 `unsupported`.",
+        "vLLM's, with ageing",
+        low=-MAX_PRIORITY,
+        high=MAX_PRIORITY,
+        checks={"ge": -MAX_PRIORITY, "le": MAX_PRIORITY},
+    )
+    timeout: float | None = told(
+        None,
+        "Seconds from the request's arrival, at most `--max-timeout`. When they are up, the answer "
+        "so far is all, with `finish_reason` `length` and `stop_reason` `deadline`; before the "
+        "first token it is a 503 `queue_timeout`. The header `X-Request-Timeout` says the same; "
+        "the shorter one counts.",
+        f"{OURS}; absent, `--default-timeout`",
+        above=0,
+        checks={"gt": 0},
+    )
+    user: str | None = told(
+        None,
+        "Who asks, in the caller's own words of at most 512 characters. Users of one API key share "
+        "its part alike (`--fair-sharing`).",
+        "OpenAI's; it calls it deprecated and has no fair sharing",
+        checks={"max_length": 512},
+    )
     return_token_ids: bool = told(False, "Token ids of prompt and answer beside the text.", AS_VLLM)
     cache_salt: str | None = told(
         None,
@@ -197,10 +222,24 @@ class GenerationRequest(RequestModel):
         n = body.get("n")
         if isinstance(n, int) and n > settings.max_n:
             raise InvalidValueError(f"n is {n}, the limit is {settings.max_n}", param="n")
+        priority = body.get("priority", 0)
+        if settings.scheduling_policy == "fcfs" and priority != 0:
+            raise UnsupportedError(
+                f"priority must be 0 on a server that serves in order, got {abbreviate(priority)}",
+                param="priority",
+            )
+        timeout = body.get("timeout", 0)
+        if isinstance(timeout, int | float):
+            check_timeout(timeout, "timeout", settings)
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage is True
+
+    @property
+    def num_choices(self) -> int:
+        """Of all prompts."""
+        return self.n or 1
 
     def namespace(self, tenant: str) -> str:
         """Requests share cached prefixes only within one namespace. `tenant` stands for the API
@@ -242,6 +281,14 @@ class GenerationRequest(RequestModel):
             given["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         return SamplingParams(
             max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, **given
+        )
+
+
+def check_timeout(seconds: float, param: str, settings: ServerSettings) -> None:
+    """Refuse a time beyond the limit. Raises `InvalidValueError`."""
+    if seconds > settings.max_timeout:
+        raise InvalidValueError(
+            f"{param} is {seconds:g} seconds, the limit is {settings.max_timeout:g}", param=param
         )
 
 

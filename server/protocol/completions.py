@@ -100,6 +100,10 @@ class CompletionRequest(GenerationRequest):
                 )
 
     @property
+    def num_choices(self) -> int:
+        return len(self.prompt) * super().num_choices
+
+    @property
     def scores_only(self) -> bool:
         """The prompt's log-probabilities are wanted and no new token: `max_tokens` 0 with echo."""
         return self.max_tokens == 0 and self.echo

@@ -54,7 +54,7 @@ class ChatReply:
             body["prompt_token_ids"] = self._prompt.token_ids
         if self._request.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_entries(
-                self._tokenizer, self._prompt.token_ids, answers[0].prompt_logprobs or ()
+                self._tokenizer, self._prompt.token_ids, answers[0].prompt_logprobs
             )
         return body
 

@@ -46,7 +46,7 @@ class CompletionReply:
             if self._request.prompt_logprobs is not None:
                 prompt = self._prompt(answer)
                 choice["prompt_logprobs"] = prompt_entries(
-                    self._tokenizer, prompt.token_ids, answer.prompt_logprobs or ()
+                    self._tokenizer, prompt.token_ids, answer.prompt_logprobs
                 )
             choices.append(choice)
         return {
@@ -104,9 +104,7 @@ class CompletionReply:
             writer = CompletionLogprobs(self._tokenizer, self._text_bytes)
             self._logprobs[delta.index] = writer
             if self._request.echo:
-                echoed = writer.echo(
-                    prompt.token_ids, delta.prompt_logprobs or (), prompt.text or ""
-                )
+                echoed = writer.echo(prompt.token_ids, delta.prompt_logprobs, prompt.text or "")
         piece = self._piece(delta)
         if self._request.echo:
             piece["text"] = (prompt.text or "") + piece["text"]

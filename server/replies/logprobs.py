@@ -7,7 +7,8 @@ theirs, though the text ends before it: a stream has sent them before the match 
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 from engine.text import Tokenizer
@@ -57,16 +58,17 @@ class CompletionLogprobs:
         self._offset = 0
 
     def echo(
-        self, prompt: Sequence[int], logprobs: Sequence[TokenLogprob], text: str
+        self, prompt: Sequence[int], logprobs: Sequence[TokenLogprob] | None, text: str
     ) -> dict[str, list[Any]]:
-        """The prompt's part, before anything of the answer. Its first token has no value."""
+        """The prompt's part, before anything of the answer. Its first token has no value; none has
+        where the time was up before the prompt was scored, when `logprobs` is None."""
         part = _empty_part()
         first = self._tokenizer.token_bytes(prompt[0])
         # A BOS that the tokenizer put there is not part of what the client wrote.
         if prompt[0] in self._tokenizer.special_token_ids and not text.startswith(first.decode()):
             first = b""
         self._add(part, prompt[0], None, first)
-        for token_id, logprob in zip(prompt[1:], logprobs, strict=True):
+        for token_id, logprob in _scored(prompt, logprobs):
             self._add(part, token_id, logprob, self._tokenizer.token_bytes(token_id))
         self._offset = len(text)
         self._characters.reset()
@@ -100,11 +102,15 @@ class CompletionLogprobs:
 
 
 def prompt_entries(
-    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprob]
+    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprob] | None
 ) -> list[dict[str, Any] | None]:
-    """vLLM's `prompt_logprobs`: per position the token itself and the likeliest, by token id."""
+    """vLLM's `prompt_logprobs`: per position the token itself and the likeliest, by token id. As in
+    `CompletionLogprobs.echo` there may be none."""
     entries: list[dict[str, Any] | None] = [None]
-    for token_id, logprob in zip(prompt[1:], logprobs, strict=True):
+    for token_id, logprob in _scored(prompt, logprobs):
+        if logprob is None:
+            entries.append(None)
+            continue
         ranked = {item: (value, rank) for rank, (item, value) in enumerate(logprob.top, start=1)}
         ranked[token_id] = (logprob.logprob, logprob.rank)
         entries.append(
@@ -122,6 +128,15 @@ def prompt_entries(
 
 def join_parts(first: dict[str, list[Any]], second: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return {name: first[name] + second[name] for name in first}
+
+
+def _scored(
+    prompt: Sequence[int], logprobs: Sequence[TokenLogprob] | None
+) -> Iterator[tuple[int, TokenLogprob | None]]:
+    """All tokens of a prompt but the first, each with its value."""
+    return zip(
+        prompt[1:], repeat(None, len(prompt) - 1) if logprobs is None else logprobs, strict=True
+    )
 
 
 def _empty_part() -> dict[str, list[Any]]:

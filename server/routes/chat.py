@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from scheduler import ParameterError
 from server.context import Context
-from server.openapi import BODY_ERRORS, USUAL_ERRORS, answers, json_body
+from server.openapi import BODY_ERRORS, TIME_LIMIT, USUAL_ERRORS, answers, json_body
 from server.protocol.body import read_body
 from server.protocol.chat import ChatCompletionRequest
 from server.replies.chat import ChatReply
@@ -18,24 +18,25 @@ router = APIRouter()
 
 @router.post(
     "/v1/chat/completions",
-    openapi_extra=json_body(ChatCompletionRequest),
-    responses=answers(ChatCompletion, *USUAL_ERRORS, *BODY_ERRORS, streams=True),
+    openapi_extra=json_body(ChatCompletionRequest) | TIME_LIMIT,
+    responses=answers(ChatCompletion, *USUAL_ERRORS, *BODY_ERRORS, 429, streams=True),
 )
 async def create_chat_completion(http: Request, context: Context) -> Response:
     """Answer a conversation."""
     with ExitStack() as resources:
-        resources.enter_context(context.enter())
+        place = resources.enter_context(context.enter())
         request = await read_body(http, ChatCompletionRequest, context.settings)
         head = new_head("chatcmpl", context.resolve_model(request.model))
         reader = await context.prompt_reader()
         defaults = await context.sampling_defaults()
         try:
             params = request.to_sampling_params(defaults)
+            place.expect(request.num_choices)
             prompt = await reader.read_conversation(
                 request.to_conversation(), add_special_tokens=request.add_special_tokens
             )
             generation = await submit(
-                http, context, resources, head.call_id, [prompt], params, request
+                http, context, resources, place, head.call_id, [prompt], params, request
             )
         except ParameterError as error:
             raise request.rename(error) from None

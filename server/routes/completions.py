@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from fastapi import APIRouter, Request, Response
 
 from server.context import Context
-from server.openapi import BODY_ERRORS, USUAL_ERRORS, answers, json_body
+from server.openapi import BODY_ERRORS, TIME_LIMIT, USUAL_ERRORS, answers, json_body
 from server.protocol.body import read_body
 from server.protocol.completions import CompletionRequest
 from server.replies.completions import CompletionReply
@@ -17,17 +17,18 @@ router = APIRouter()
 
 @router.post(
     "/v1/completions",
-    openapi_extra=json_body(CompletionRequest),
-    responses=answers(Completion, *USUAL_ERRORS, *BODY_ERRORS, streams=True),
+    openapi_extra=json_body(CompletionRequest) | TIME_LIMIT,
+    responses=answers(Completion, *USUAL_ERRORS, *BODY_ERRORS, 429, streams=True),
 )
 async def create_completion(http: Request, context: Context) -> Response:
     """Continue one or many prompts, as text or as token ids."""
     with ExitStack() as resources:
-        resources.enter_context(context.enter())
+        place = resources.enter_context(context.enter())
         request = await read_body(http, CompletionRequest, context.settings)
         head = new_head("cmpl", context.resolve_model(request.model))
         params = request.to_sampling_params(await context.sampling_defaults())
         reader = await context.prompt_reader()
+        place.expect(request.num_choices)
         prompts = await reader.read(
             request.prompt, add_special_tokens=request.add_special_tokens, with_text=request.echo
         )
@@ -35,6 +36,7 @@ async def create_completion(http: Request, context: Context) -> Response:
             http,
             context,
             resources,
+            place,
             head.call_id,
             prompts,
             params,

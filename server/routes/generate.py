@@ -2,6 +2,7 @@
 to a reply, streamed or whole.
 """
 
+import math
 import time
 import uuid
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from fastapi import Response
 
 from engine.intake import build_request
 from scheduler import Request, SamplingParams
+from server.admission import Place
 from server.context import AppContext
 from server.generation import Delta, Generation, Usage, collect
 from server.middleware import RequestRecord, record_of
@@ -21,6 +23,8 @@ from server.protocol.common import GenerationRequest
 from server.replies.reports import reports
 from server.replies.wire import JsonReply, ReplyHead
 from server.streaming import EventStream, Reply, events, while_connected
+from server.tenants import tenant_of
+from server.time_limits import deadline_of, queue_deadline_of
 
 
 class WholeReply(Reply, Protocol):
@@ -38,6 +42,7 @@ async def submit(
     http: HttpRequest,
     context: AppContext,
     resources: ExitStack,
+    place: Place,
     call_id: str,
     prompts: Sequence[Prompt],
     params: SamplingParams,
@@ -47,10 +52,15 @@ async def submit(
 ) -> Generation:
     """Check every prompt, then hand all to the engine; `resources` will abort what is unfinished.
 
-    Raises `ParameterError` where one of them cannot be served, `EngineDeadError`.
+    Raises `ParameterError` where one of them cannot be served, `EngineDeadError`, and
+    `ServerOverloadedError` where the queue has no room for their tokens.
     """
+    settings = context.settings
+    deadline = deadline_of(http, request, place.arrived, settings)
     info, eos_token_ids = context.engine.info, context.tokenizer.eos_token_ids
-    namespace = request.namespace(getattr(http.state, "tenant", ""))
+    key = getattr(http.state, "tenant", "")
+    namespace = request.namespace(key)
+    tenant = tenant_of(key, request.user, settings.shared_by)
     arrival_time = time.monotonic()
 
     def build_all() -> list[Request]:
@@ -65,13 +75,24 @@ async def submit(
                 namespace=namespace,
                 cache_report=request.cache_report,
                 scores_only=scores_only,
+                priority=request.priority or 0,
+                tenant=tenant,
+                deadline=deadline,
+                # Once its first prompt is being served, a call no longer waits.
+                queue_deadline=math.inf if index else queue_deadline_of(arrival_time, settings),
             )
             for index, prompt in enumerate(prompts)
         ]
 
     # Looking at a token takes less than reading a character did.
     requests = await off_loop(build_all, sum(len(p.token_ids) for p in prompts) // 8)
-    generation = Generation(context.engine, context.tokenizer, requests, scores_only=scores_only)
+    generation = Generation(
+        context.engine,
+        context.tokenizer,
+        place.send(requests),
+        scores_only=scores_only,
+        retry_headers=context.admission.retry_headers,
+    )
     resources.callback(generation.close)
     resources.callback(_note_usage, record_of(http), generation)
     generation.submit()

@@ -47,6 +47,13 @@ def test_a_completion(connect: Any) -> None:
     assert reply.usage.prompt_tokens_details.cached_tokens == reply.usage.cached_tokens == 4
 
 
+def test_the_servers_time_is_not_the_callers_patience(connect: Any) -> None:
+    client, server = connect(answer)
+    client.complete("say", timeout=30, server_timeout=2.5, priority=-1, user="me")
+    body = {"prompt": "say", "timeout": 2.5, "priority": -1, "user": "me"}
+    assert server.exchanges[0].json == body
+
+
 @pytest.mark.parametrize("prompt", [[1, 2], ["a", "b"], [[1], [2, 3]]])
 def test_prompts_go_out_as_they_are(connect: Any, prompt: Any) -> None:
     client, server = connect(answer)

@@ -188,7 +188,7 @@ def requests_of(plan):
     return [chunk.sequence.request.request_id for chunk in plan.chunks]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_server():
     def make(num_pages=64, **settings):
         return Server(num_pages, **settings)
@@ -202,7 +202,7 @@ def server(make_server):
     return make_server()
 
 
-@pytest.fixture(name="answer")
+@pytest.fixture(name="answer", scope="session")
 def answer_fixture():
     return answer
 

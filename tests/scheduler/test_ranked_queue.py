@@ -35,13 +35,8 @@ def queue(members):
 
 def test_earlier_arrivals_come_first_and_then_lower_choices(queue, members):
     assert list(queue) == members
-    assert queue.first(3) == members[:3]
     assert queue.last is members[-1]
     assert len(queue) == len(members)
-
-
-def test_more_than_there_are_may_be_asked_for(queue, members):
-    assert queue.first(100) == members
 
 
 def test_a_member_that_left_and_came_back_has_its_old_place(queue, members):
@@ -63,7 +58,7 @@ def test_members_may_leave_while_the_queue_is_walked(queue, members):
 
 def test_an_empty_queue_has_no_last_member():
     queue = RankedQueue()
-    assert list(queue) == queue.first(1) == []
+    assert list(queue) == []
     with pytest.raises(IndexError):
         queue.last  # noqa: B018
 

@@ -1,11 +1,12 @@
 """Thousands of random requests in a small pool: every step gets on, every answer is right."""
 
+import math
 import random
 from functools import partial
 
 import pytest
 
-from scheduler import ChunkResult, ParameterError
+from scheduler import ChunkResult, FinishReason, ParameterError
 
 FAMILIES = [[(7 * i * (family + 2)) % 50 for i in range(30)] for family in range(4)]
 
@@ -13,8 +14,9 @@ FAMILIES = [[(7 * i * (family + 2)) % 50 for i in range(30)] for family in range
 class Soak:
     """Keeps a scheduler busy with random requests and remembers what each should answer."""
 
-    def __init__(self, server, seed):
+    def __init__(self, server, seed, shares):
         self.server = server
+        self.shares = shares
         self.rng = random.Random(seed)
         self.expected = {}  # request id -> arguments of the oracle
         self.refused = 0
@@ -27,9 +29,20 @@ class Soak:
         max_tokens, n = rng.randint(1, 14), rng.choice([1, 1, 1, 2, 3])
         stop = frozenset(rng.sample(range(50), rng.choice([0, 0, 3])))
         scored = 0 if rng.random() < 0.1 else None
+        now = self.server.now
         try:
             self.server.add(
-                request_id, prompt, max_tokens, n=n, prompt_logprobs=scored, stop_token_ids=stop
+                request_id,
+                prompt,
+                max_tokens,
+                n=n,
+                prompt_logprobs=scored,
+                stop_token_ids=stop,
+                arrival_time=now,
+                priority=rng.randint(-2, 2),
+                tenant=(f"{rng.randrange(3)}", f"{rng.randrange(3)}") if self.shares else (),
+                deadline=now + rng.randint(0, 60) if rng.random() < 0.1 else math.inf,
+                queue_deadline=now + 40,
             )
         except ParameterError:
             self.refused += 1
@@ -72,7 +85,9 @@ class Soak:
                 full = answer(prompt, max_tokens, choice=choice, stop_token_ids=stop)
                 tokens = self.server.tokens(request_id, choice)
                 assert tokens == full[: len(tokens)]
-                if (request_id, choice) not in self.aborted:
+                if (request_id, choice) not in self.aborted and (
+                    self.server.reason(request_id, choice) != FinishReason.DEADLINE
+                ):
                     assert tokens == full
                 if tokens and scored is not None:
                     scores = self.server.events[request_id, choice][0].prompt_logprobs
@@ -80,16 +95,17 @@ class Soak:
 
 
 @pytest.mark.parametrize(
-    ("seed", "num_requests", "num_pages"),
+    ("seed", "num_requests", "num_pages", "shares"),
     [
-        (0, 400, 12),
-        (1, 400, 20),
-        (2, 400, 40),
-        pytest.param(3, 5000, 24, marks=pytest.mark.slow),
+        (0, 400, 12, True),
+        (1, 400, 20, False),
+        (2, 400, 40, True),
+        pytest.param(3, 5000, 24, True, marks=pytest.mark.slow),
+        pytest.param(4, 5000, 16, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_small_pool_serves_everybody(
-    make_server, answer, prompt_scores, seed, num_requests, num_pages
+    make_server, answer, prompt_scores, seed, num_requests, num_pages, shares
 ):
     server = make_server(
         num_pages,
@@ -98,7 +114,7 @@ def test_a_small_pool_serves_everybody(
         max_scored_tokens=5,
         enable_prefix_caching=True,
     )
-    soak = Soak(server, seed)
+    soak = Soak(server, seed, shares)
     soak.run(num_requests, max_steps=30 * num_requests)
     soak.check_answers(answer, prompt_scores)
     assert server.stats.num_preemptions > 0
@@ -106,3 +122,4 @@ def test_a_small_pool_serves_everybody(
     # Each is put back a few times at most: no two evict each other for ever.
     assert server.stats.num_preemptions < 2 * num_requests
     assert server.stats.finished_abort > 0
+    assert server.stats.finished_deadline > 0

@@ -174,7 +174,6 @@ NESTED = "{% for a in range(30000) %}{% for b in range(30000) %}{% endfor %}{% e
         ("chat_template", NESTED),
         ("chat_template_kwargs", {"chat_template": NESTED}),
         ("guided_json", {}),
-        ("timeout", 3),
     ],
 )
 async def test_known_fields_that_cannot_be_honoured_are_refused(

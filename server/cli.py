@@ -37,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from clients.bench import main as bench
 
         return bench(arguments[1:])
+    if arguments[:1] == ["top"]:
+        from clients.top import main as top
+
+        return top(arguments[1:])
     parser = _build_parser()
     namespace = parser.parse_args(arguments)
     command: str = namespace.command
@@ -81,6 +85,7 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     commands.add_parser("chat", help="talk to a served model in the terminal", add_help=False)
     commands.add_parser("bench", help="put load on a server and measure it", add_help=False)
+    commands.add_parser("top", help="watch a server's figures in the terminal", add_help=False)
     for command in (serve, check, fetch):
         command.add_argument("positional_model", nargs="?", metavar="MODEL", help="as --model")
     add_flags(serve, "engine", ENGINE_FLAGS)

@@ -1,17 +1,13 @@
 """The server's own view: what its /metrics counted while the run went on.
 
-Reads the Prometheus text format. Names are those of vLLM, which Octavo shares under a prefix of its
-own; a counter's growth between two readings is the run's. Others that use the server meanwhile are
+A counter's growth between two readings is the run's. Others that use the server meanwhile are
 counted too: nothing here can tell them apart.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_PREFIXES = ("octavo:", "vllm:", "sglang:")
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+from clients.prometheus import read_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +23,14 @@ def read_metrics(text: str) -> Reading | None:
     """None if the text holds nothing that is known here."""
     totals: dict[str, float] = {}
     by_label: dict[tuple[str, str, str], float] = {}
-    for line in text.splitlines():
-        match = _SAMPLE.match(line)
-        if match is None:
-            continue
-        name, labels, value = match.groups()
-        prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
-        try:
-            number = float(value)
-        except ValueError:
-            continue
-        if prefix is None:
-            continue
-        name = name.removeprefix(prefix)
+    for name, labels, value in read_samples(text):
         if name.endswith("_bucket"):
             continue
-        totals[name] = totals.get(name, 0.0) + number
-        for label, content in _LABEL.findall(labels or ""):
-            if label in ("reason", "finished_reason"):
-                key = (name, label, content)
-                by_label[key] = by_label.get(key, 0.0) + number
+        totals[name] = totals.get(name, 0.0) + value
+        for label in ("reason", "finished_reason"):
+            if label in labels:
+                key = (name, label, labels[label])
+                by_label[key] = by_label.get(key, 0.0) + value
     return Reading(totals, by_label) if totals else None
 
 

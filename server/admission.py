@@ -12,7 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from engine.protocols import AsyncEngine
-from server.errors import EngineLoadingError, EngineUnavailableError, ShuttingDownError
+from server.errors import (
+    EngineLoadingError,
+    EngineRestartingError,
+    EngineStalledError,
+    EngineUnavailableError,
+    ShuttingDownError,
+)
 
 # How soon a client should try again while the model loads.
 LOADING_RETRY_SECONDS = 2
@@ -52,16 +58,16 @@ class Admission:
         if self._draining:
             raise ShuttingDownError("the server is shutting down")
         state = self._engine.state
+        soon = {"Retry-After": str(LOADING_RETRY_SECONDS)}
         match state.phase:
             case "ready":
                 return
             case "loading":
-                raise EngineLoadingError(
-                    state.reason or "the model is loading",
-                    headers={"Retry-After": str(LOADING_RETRY_SECONDS)},
-                )
-            case "draining":
-                raise ShuttingDownError("the engine is shutting down")
+                raise EngineLoadingError(state.reason or "the model is loading", headers=soon)
+            case "restarting":
+                raise EngineRestartingError("the engine is being restarted", headers=soon)
+            case "stalled":
+                raise EngineStalledError("the engine makes no progress", headers=soon)
         # Why it died is in the log: it may name what is no business of a client.
         raise EngineUnavailableError("the engine has stopped")
 

@@ -1,6 +1,7 @@
 """Every error that a client can see: one exception tree, one table from code to HTTP status.
 
     ApiError
+    ├── InvalidHttpError            what was sent is no HTTP request
     ├── InvalidJsonError            the body is not JSON
     ├── InvalidValueError           a field is missing, mistyped or out of range
     ├── UnsupportedError            a field that we know and cannot honour
@@ -10,12 +11,15 @@
     ├── MethodNotAllowedError
     ├── ModelNotFoundError
     ├── RequestTooLargeError        the body is over the size limit
+    ├── HeadTooLargeError           the request line and headers are
     ├── UnsupportedMediaTypeError   the body is not declared as JSON
     ├── GenerationError             the engine failed on this request alone
     ├── InternalError               a fault of ours
     └── UnavailableError            cannot serve now
         ├── EngineLoadingError
         ├── EngineUnavailableError  the engine has died
+        ├── EngineRestartingError   it has died, and another one is loading
+        ├── EngineStalledError      it has work and gets nowhere
         └── ShuttingDownError
 
 The wire shape is OpenAI's, `{"error": {"message", "type", "param", "code"}}`, in plain replies and
@@ -33,6 +37,7 @@ from scheduler import ParameterError
 logger = logging.getLogger("octavo.server")
 
 STATUS_BY_CODE = {
+    "invalid_http": 400,
     "invalid_json": 400,
     "invalid_value": 400,
     "unsupported": 400,
@@ -43,10 +48,13 @@ STATUS_BY_CODE = {
     "method_not_allowed": 405,
     "request_too_large": 413,
     "unsupported_media_type": 415,
+    "head_too_large": 431,
     "generation_failed": 500,
     "internal_error": 500,
     "engine_loading": 503,
     "engine_dead": 503,
+    "engine_restarting": 503,
+    "engine_stalled": 503,
     "shutting_down": 503,
 }
 
@@ -77,6 +85,10 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+
+class InvalidHttpError(ApiError):
+    code = "invalid_http"
 
 
 class InvalidJsonError(ApiError):
@@ -115,6 +127,10 @@ class RequestTooLargeError(ApiError):
     code = "request_too_large"
 
 
+class HeadTooLargeError(ApiError):
+    code = "head_too_large"
+
+
 class UnsupportedMediaTypeError(ApiError):
     code = "unsupported_media_type"
 
@@ -137,6 +153,14 @@ class EngineLoadingError(UnavailableError):
 
 class EngineUnavailableError(UnavailableError):
     code = "engine_dead"
+
+
+class EngineRestartingError(UnavailableError):
+    code = "engine_restarting"
+
+
+class EngineStalledError(UnavailableError):
+    code = "engine_stalled"
 
 
 class ShuttingDownError(UnavailableError):

@@ -52,7 +52,7 @@ class Usage:
 class _Choice:
     """One continuation: its text so far, and how many tokens it has cost."""
 
-    __slots__ = ("finished", "index", "num_tokens", "stream", "timings")
+    __slots__ = ("finish_reason", "finished", "index", "num_tokens", "stream", "timings")
 
     def __init__(self, index: int, stream: OutputStream) -> None:
         self.index = index
@@ -60,6 +60,7 @@ class _Choice:
         self.num_tokens = 0
         self.timings: Timings | None = None
         self.finished = False
+        self.finish_reason: str | None = None
 
     def take(self, event: TokenEvent, delta: Delta, *, shows_end_token: bool) -> None:
         """Add one event of the engine to `delta`."""
@@ -80,6 +81,7 @@ class _Choice:
         elif ends_by_token:
             delta.stop_reason = event.stop_reason
             delta.ended_by_token = not shows_end_token
+        self.finish_reason = delta.finish_reason
         self.finished = delta.finish_reason is not None
 
 
@@ -147,6 +149,12 @@ class Generation:
         return [c.timings for s in self._sources for c in s.choices if c.timings is not None]
 
     @property
+    def finish_reasons(self) -> list[str]:
+        """Why choices ended, each reason once, in order; an unfinished one counts as aborted."""
+        reasons = (c.finish_reason or "abort" for s in self._sources for c in s.choices)
+        return list(dict.fromkeys(reasons))
+
+    @property
     def num_decoded(self) -> int:
         """Tokens made in decode: all but the first of each choice."""
         return sum(max(c.num_tokens - 1, 0) for s in self._sources for c in s.choices)
@@ -210,7 +218,7 @@ class Generation:
             if event.prompt_logprobs is not None:
                 delta.prompt_logprobs = event.prompt_logprobs
             if self._scores_only:
-                delta.finish_reason = FinishReason.LENGTH.value
+                choice.finish_reason = delta.finish_reason = FinishReason.LENGTH.value
                 choice.finished = True
             else:
                 choice.take(event, delta, shows_end_token=self._shows_end_token)
@@ -220,6 +228,11 @@ class Generation:
                 reason = FinishReason(delta.finish_reason)
                 self._engine.abort(event.request_id, event.choice, reason=reason)
         return list(deltas.values())
+
+
+def longest(timings: Sequence[Timings]) -> Timings | None:
+    """Each time the longest among the choices; None where nothing has begun."""
+    return Timings(*map(max, zip(*timings, strict=True))) if timings else None
 
 
 async def collect(generation: Generation) -> list[Delta]:

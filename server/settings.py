@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.logs import FORMATS
 from scheduler.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
 
 
@@ -33,7 +34,15 @@ class ServerSettings:
     ssl_keyfile: Path | None = None
     keepalive_interval: float = 15.0  # a silent stream sends a comment line this often; 0: never
     shutdown_timeout: float = 30.0  # how long open requests may go on after a stop signal
+    max_restarts: int = 3  # of the engine, within the window; 0: its death ends the server
+    restart_window: float = 600.0
+    step_timeout: float = 300.0  # an engine silent for so long hangs; 0: no limit
+    stall_steps: int = 500  # steps without any progress after which an engine is stuck
+    stall_action: str = "restart"  # or report: in the log and by readiness only
     log_level: str = "info"
+    log_format: str = "text"
+    log_prompts: bool = False
+    log_stats_interval: float = 10.0  # while there is work, a line of figures; 0: never
 
     @property
     def has_api_keys(self) -> bool:
@@ -48,6 +57,7 @@ class ServerSettings:
             "max_messages",
             "max_stop_strings",
             "max_listed_token_ids",
+            "stall_steps",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -67,6 +77,17 @@ class ServerSettings:
             )
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl_keyfile needs ssl_certfile")
-        for name in ("keepalive_interval", "shutdown_timeout"):
+        if self.stall_action not in ("restart", "report"):
+            raise ValueError(f"stall_action must be restart or report, got {self.stall_action!r}")
+        if self.log_format not in FORMATS:
+            raise ValueError(f"log_format must be text or json, got {self.log_format!r}")
+        for name in (
+            "keepalive_interval",
+            "shutdown_timeout",
+            "max_restarts",
+            "restart_window",
+            "step_timeout",
+            "log_stats_interval",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

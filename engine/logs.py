@@ -96,6 +96,6 @@ def _as_text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.1f}"
     text = str(value)
-    if text and all(c.isprintable() and c not in ' "=' for c in text):
+    if text and all(c.isprintable() and c not in ' "' for c in text):
         return text
     return json.dumps(text)

@@ -13,6 +13,7 @@ from typing import Any
 
 from engine.protocols import AsyncEngine
 from server.errors import (
+    RETRY_SECONDS,
     EngineLoadingError,
     EngineRestartingError,
     EngineStalledError,
@@ -20,8 +21,6 @@ from server.errors import (
     ShuttingDownError,
 )
 
-# How soon a client should try again while the model loads.
-LOADING_RETRY_SECONDS = 2
 # How long calls that were cut off may take to say so to their clients.
 CUTOFF_SECONDS = 2.0
 
@@ -58,7 +57,7 @@ class Admission:
         if self._draining:
             raise ShuttingDownError("the server is shutting down")
         state = self._engine.state
-        soon = {"Retry-After": str(LOADING_RETRY_SECONDS)}
+        soon = {"Retry-After": str(RETRY_SECONDS)}
         match state.phase:
             case "ready":
                 return

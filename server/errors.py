@@ -36,6 +36,9 @@ from scheduler import ParameterError
 
 logger = logging.getLogger("octavo.server")
 
+# How soon a client should try again while an engine loads.
+RETRY_SECONDS = 2
+
 STATUS_BY_CODE = {
     "invalid_http": 400,
     "invalid_json": 400,
@@ -182,6 +185,9 @@ def to_api_error(error: Exception) -> ApiError:
         case TokenizerError():
             return InvalidValueError(str(error))
         case EngineDeadError():
-            return EngineUnavailableError("the engine has stopped; this request cannot be served")
+            return EngineUnavailableError(
+                "the engine has stopped; this request cannot be served",
+                headers={"Retry-After": str(RETRY_SECONDS)},
+            )
     logger.error("unexpected error", exc_info=error)
     return InternalError("the server failed on this request")

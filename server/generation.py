@@ -172,6 +172,9 @@ class Generation:
     def close(self) -> None:
         """Abort what is unfinished."""
         for source in self._sources:
+            for choice in source.choices:
+                if not choice.finished:
+                    choice.timings = _timings_until_now(source.request, choice.timings)
             if source.mailbox is not None and not source.finished:
                 self._engine.abort(source.request.request_id)
             source.mailbox = None

@@ -338,7 +338,13 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args:
 def _build(config: EngineConfig, report: Reporter) -> SteppingEngine:
     # What cannot work should fail before torch is imported, which takes seconds; once the model is
     # there, that `build_engine` looks for it again costs milliseconds.
-    resolve_model(config.model, cache_dir=config.cache_dir, offline=config.offline, report=report)
+    resolve_model(
+        config.model,
+        cache_dir=config.cache_dir,
+        offline=config.offline,
+        report=report,
+        with_code=config.trust_remote_code,
+    )
     # In the engine's process: this module must not bring torch to the front end.
     from engine.build import build_engine
 

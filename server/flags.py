@@ -145,6 +145,12 @@ MODEL_FLAGS = (
     Flag("model", ("--model",), non_empty, "built-in name, folder, GGUF file or hub id"),
     Flag("cache_dir", ("--cache-dir",), Path, "where fetched models are kept", "FOLDER"),
     Flag("offline", ("--offline",), None, "never touch the network"),
+    Flag(
+        "trust_remote_code",
+        ("--trust-remote-code",),
+        None,
+        "run the code that comes with a model: only for a model whose code you have read",
+    ),
 )
 
 ENGINE_FLAGS = (
@@ -191,12 +197,6 @@ ENGINE_FLAGS = (
     Flag("threads", ("--threads",), at_least(1), "CPU threads; default: what the container allows"),
     Flag("attention", ("--attention",), non_empty, "attention kernel; auto takes the fastest"),
     Flag("self_check", ("--self-check",), None, "compare with a cold forward at start"),
-    Flag(
-        "trust_remote_code",
-        ("--trust-remote-code",),
-        None,
-        "run the code that comes with a model: only for a model whose code you have read",
-    ),
 )
 
 SERVER_FLAGS = (

@@ -31,7 +31,7 @@ def serve(tiny_model_dir, tmp_path):
         server.__exit__(None, None, None)
 
 
-def test_a_killed_engine_is_told_to_all_and_comes_back(serve):
+def test_a_killed_engine_is_told_to_all_and_comes_back_and_a_stop_signal_drains(serve):
     server = serve("--log-format", "json", "--api-key", KEY, "--log-stats-interval", "0.2")
     server.wait_ready()
     url, headers = server.url, {"authorization": f"Bearer {KEY}"}
@@ -72,9 +72,29 @@ def test_a_killed_engine_is_told_to_all_and_comes_back(serve):
     assert client.post("/v1/completions", json=LONG).json()["choices"][0]["text"] == expected
     assert server.engine_pid != engine
     client.close()
-    server.signal()
-    assert server.wait_exit() == 0
+    drain(server, headers)
     check_json_log(server)
+
+
+def drain(server, headers):
+    """A stop signal lets two streams end, refuses what is new, and the exit code is 0."""
+    url, ends = server.url, []
+
+    def read():
+        ends.append(list(stream_lines(url, {**LONG, "max_tokens": 240}, headers)))
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    until(lambda: httpx.get(url + "/health/ready").json()["num_requests_running"] == 2)
+    server.signal()
+    refused = []
+    until(lambda: refused.append(try_post(url, headers)) or refused[-1] != 200)
+    for thread in threads:
+        thread.join()
+    assert [lines[-2] for lines in ends] == ["data: [DONE]"] * 2
+    assert refused[-1] in (503, None)  # None: it had ended by then
+    assert server.wait_exit() == 0
 
 
 def check_json_log(server):
@@ -83,9 +103,9 @@ def check_json_log(server):
     assert {"server", "engine"} == {record["process"] for record in records}
     assert all({"time", "level", "logger", "message"} <= record.keys() for record in records)
     served = [record for record in records if record["message"] == "request"]
-    good = [r for r in served if r.get("finish") == "length"]
-    assert len(good) == 2
-    assert all(r["completion_tokens"] == 200 and r["decode_ms"] > 0 for r in good)
+    good = [r for r in served if r.get("completion_tokens", 0) >= 200]
+    assert [r["completion_tokens"] for r in good] == [200, 200, 240, 240]
+    assert all(r["finish"] == "length" and r["decode_ms"] > 0 for r in good)
     assert len([r for r in served if r.get("error") == "engine_dead"]) == 4
     status = [record for record in records if record["message"] == "status"]
     assert any(record["running"] for record in status)
@@ -93,79 +113,13 @@ def check_json_log(server):
     assert KEY not in server.text() and "hello" not in server.text()
 
 
-def test_a_stop_signal_drains_and_exits_with_0(serve):
-    server = serve()
-    server.wait_ready()
-    url, ends = server.url, []
-    body = {**LONG, "max_tokens": 240}
-    threads = [
-        threading.Thread(target=lambda: ends.append(list(stream_lines(url, body))))
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    until(lambda: httpx.get(url + "/health/ready").json()["num_requests_running"] == 2)
-    server.signal()
-    refused = []
-    until(lambda: refused.append(_post(url)) or refused[-1] != 200)
-    for thread in threads:
-        thread.join()
-    assert [lines[-2] for lines in ends] == ["data: [DONE]"] * 2
-    assert refused[-1] in (503, None)  # None: it had ended by then
-    assert server.wait_exit() == 0
-
-
-def _post(url):
+def try_post(url, headers):
     try:
         return httpx.post(
             url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}
         ).status_code
     except httpx.TransportError:
         return None
-
-
-def test_a_second_stop_signal_ends_streams_at_once(serve):
-    server = serve("--shutdown-timeout", "600")
-    server.wait_ready()
-    url = server.url
-    os.kill(server.engine_pid, signal.SIGSTOP)  # an answer that would take for ever
-    ends = []
-    thread = threading.Thread(target=lambda: ends.append(list(stream_lines(url, LONG))))
-    thread.start()
-    until(lambda: httpx.get(url + "/load").json()["server_load"] == 1)
-    server.signal()
-    until(lambda: httpx.get(url + "/health/ready").status_code == 503)
-    assert server.process.poll() is None
-    server.signal(signal.SIGINT)
-    thread.join()
-    assert '"code":"shutting_down"' in ends[0][-2]
-    assert server.wait_exit(20) == 0
-
-
-def test_a_stop_signal_ends_a_server_that_loads(serve):
-    server = serve()
-    assert httpx.get(server.url + "/health").status_code == 200
-    server.signal()
-    assert server.wait_exit() == 0
-    assert "Traceback" not in server.text()
-
-
-def test_a_stop_signal_ends_a_server_whose_engine_is_being_restarted(serve):
-    server = serve()
-    server.wait_ready()
-    os.kill(server.engine_pid, signal.SIGKILL)
-    until(lambda: httpx.get(server.url + "/health/ready").status_code == 503)
-    server.signal()
-    assert server.wait_exit() == 0
-    assert "Traceback" not in server.text()
-
-
-def test_by_setting_the_engines_death_is_the_servers(serve):
-    server = serve("--max-restarts", "0")
-    server.wait_ready()
-    os.kill(server.engine_pid, signal.SIGKILL)
-    assert server.wait_exit() == 1
-    assert "the engine has ended" in server.text() and "SIGKILL" in server.text()
 
 
 def truncate_weights(folder):
@@ -181,22 +135,12 @@ def drop_folder(folder):
     shutil.rmtree(folder)
 
 
-def spoil_config(folder):
-    (folder / "config.json").write_text("{")
-
-
-def pickle_weights(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
         (drop_folder, "is not found"),
         (truncate_weights, "is cut off"),
         (drop_tokenizer, "has no tokenizer"),
-        (spoil_config, "is not valid JSON"),
-        (pickle_weights, "a pickle, which can run code"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_told_in_one_line(
@@ -213,11 +157,12 @@ def test_a_model_that_cannot_be_loaded_is_told_in_one_line(
     assert "Traceback" not in server.text()
 
 
-def test_what_is_dangerous_is_said_at_the_start(serve):
+def test_a_stop_signal_ends_a_server_that_loads_and_what_is_dangerous_was_said(serve):
     server = serve("--host", "0.0.0.0", "--trust-remote-code")
     assert httpx.get(server.url.replace("0.0.0.0", "127.0.0.1") + "/health").status_code == 200
     server.signal()
     assert server.wait_exit() == 0
+    assert "Traceback" not in server.text()
     warnings = [line for line in server.text().splitlines() if " WARNING " in line]
     assert any("no API key is set" in line for line in warnings)
     assert any("code that comes with the model" in line for line in warnings)

@@ -112,9 +112,15 @@ def until(condition: Any, seconds: float = START_SECONDS) -> None:
         time.sleep(0.02)
 
 
-def stream_lines(url: str, body: dict[str, Any]) -> Iterable[str]:
+def stream_lines(
+    url: str, body: dict[str, Any], headers: dict[str, str] | None = None
+) -> Iterable[str]:
     """The lines of a streamed completion as they come."""
     with httpx.stream(
-        "POST", url + "/v1/completions", json={**body, "stream": True}, timeout=WAIT_SECONDS
+        "POST",
+        url + "/v1/completions",
+        json={**body, "stream": True},
+        headers=headers,
+        timeout=WAIT_SECONDS,
     ) as response:
         yield from response.iter_lines()

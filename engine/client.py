@@ -113,6 +113,11 @@ class EngineClient:
         return self._stats
 
     @property
+    def num_open_requests(self) -> int:
+        """Requests that have been submitted and have not ended."""
+        return len(self._mailboxes)
+
+    @property
     def num_reports(self) -> int:
         """Steps that this engine has told of."""
         return self._num_reports

@@ -70,12 +70,14 @@ class EngineVitals:
     """How the engine has been doing since the server started, over all its lives.
 
     `seconds_since_step` is the age of the last step's report, None before the first. `num_stalls`
-    counts how often it had work and got nowhere, hangs included.
+    counts how often it had work and got nowhere, hangs included. `num_open_requests` have been
+    submitted and not ended, as the front end sees it.
     """
 
     seconds_since_step: float | None = None
     num_restarts: int = 0
     num_stalls: int = 0
+    num_open_requests: int = 0
 
 
 class Mailbox(Protocol):

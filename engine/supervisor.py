@@ -118,6 +118,7 @@ class EngineSupervisor:
             seconds_since_step=None if last is None else time.monotonic() - last,
             num_restarts=self._num_restarts,
             num_stalls=self._num_stalls,
+            num_open_requests=self._life.num_open_requests,
         )
 
     @property

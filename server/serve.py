@@ -152,7 +152,7 @@ async def _serve_at(
     # Here and not above: the engine's process is importing torch meanwhile.
     from server.app import create_app
     from server.http_server import HttpServer
-    from server.status_log import log_status
+    from server.status_log import log_holdings, log_status
 
     loaded = _LoadedTokenizer()
     app = create_app(engine, loaded.get, settings)
@@ -163,6 +163,8 @@ async def _serve_at(
     logger.info("octavo %s answers at %s; not ready until the model is loaded", version(), address)
     on_listening(address)
     figures = asyncio.ensure_future(log_status(engine, settings.log_stats_interval))
+    admission, loop = app.state.context.admission, asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, lambda: log_holdings(engine, admission.num_open))
     try:
         await _first(_start(engine, app, loaded, address), stop.asked.wait())
         if not stop.asked.is_set():
@@ -172,6 +174,7 @@ async def _serve_at(
             logger.error("the engine has ended: %s", engine.state.reason)
         await _drain(app, settings, stop)
     finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
         figures.cancel()
         http.should_exit = True
         await serving

@@ -1,9 +1,12 @@
-"""The line of figures that the log gets while there is work: how many run and wait, how full the
-cache is, how much of the prompts it gave, tokens a second."""
+"""Lines of figures for the log: what the engine does, every few seconds while there is work, and
+what this process holds open, whenever somebody asks by a signal."""
 
 import asyncio
 import logging
+import os
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from engine.logs import fields
@@ -41,4 +44,22 @@ def status_fields(before: SchedulerStats, stats: SchedulerStats, seconds: float)
         prompt_tokens_per_second=prompt_tokens / seconds,
         generation_tokens_per_second=(stats.generation_tokens - before.generation_tokens) / seconds,
         preemptions=stats.num_preemptions - before.num_preemptions,
+    )
+
+
+def log_holdings(engine: AsyncEngine, num_open_calls: int) -> None:
+    """What is held at this moment; all of it should go back to where it was when work is done.
+    Must be called on the event loop."""
+    vitals, files = engine.vitals, Path("/proc/self/fd")
+    logger.info(
+        "holdings",
+        extra=fields(
+            engine=engine.state.phase,
+            open_calls=num_open_calls,
+            open_requests=vitals.num_open_requests,
+            pages_in_use=engine.stats.pages_in_use,
+            tasks=len(asyncio.all_tasks()),
+            threads=threading.active_count(),
+            files=len(os.listdir(files)) if files.exists() else None,
+        ),
     )

@@ -115,9 +115,8 @@ def check_json_log(server):
 
 def try_post(url, headers):
     try:
-        return httpx.post(
-            url + "/v1/completions", json={"prompt": "x", "max_tokens": 1}
-        ).status_code
+        body = {"prompt": "x", "max_tokens": 1}
+        return httpx.post(url + "/v1/completions", json=body, headers=headers).status_code
     except httpx.TransportError:
         return None
 

@@ -13,7 +13,7 @@ from engine.loading import resolve_model
 
 MODEL = "smollm2-135m"
 MAX_GROWTH = 1.05
-SHORT = Plan(num_distinct=16, num_good=120, num_bad=44, num_kills=1)
+SHORT = Plan(num_distinct=16, num_good=120, num_bad=44, num_kills=1, calls_at_once=3)
 LONG = Plan(num_distinct=150, num_good=2500, num_bad=506, num_kills=2)
 
 
@@ -50,7 +50,7 @@ def test_chaos(tmp_path: Path, plan: Plan) -> None:
     allowed = {"answered", LEFT, *ENGINE_DIED}
     assert {o for o in report.outcomes if not o.startswith("refused")} <= allowed
     assert len(report.bad_kinds) >= 20
-    assert report.outcomes["answered"] > 0.6 * plan.num_good
+    assert report.outcomes["answered"] > 0.5 * plan.num_good
     assert len(report.recoveries) == ready["num_engine_restarts"] == plan.num_kills
     assert report.preemptions > 0
     before, after = report.before, report.after

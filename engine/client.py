@@ -35,7 +35,7 @@ from engine.messages import (
     Submit,
 )
 from engine.pipe import DamagedMessageError, MessagePipe
-from engine.protocols import EngineDeadError, EngineState, SteppingEngine
+from engine.protocols import EngineDeadError, EngineState, EngineVitals, SteppingEngine
 from scheduler import FinishReason, Request, SchedulerStats, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -113,19 +113,18 @@ class EngineClient:
         return self._stats
 
     @property
-    def num_open_requests(self) -> int:
-        """Requests that have been submitted and have not ended."""
-        return len(self._mailboxes)
+    def vitals(self) -> EngineVitals:
+        """Of this life."""
+        last = self._last_report
+        return EngineVitals(
+            seconds_since_step=None if last is None else time.monotonic() - last,
+            num_open_requests=len(self._mailboxes),
+        )
 
     @property
     def num_reports(self) -> int:
         """Steps that this engine has told of."""
         return self._num_reports
-
-    @property
-    def last_report(self) -> float | None:
-        """When the last step was told, by the monotonic clock; None before the first."""
-        return self._last_report
 
     @property
     def stalled_steps(self) -> int:

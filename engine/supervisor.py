@@ -60,7 +60,7 @@ class EngineSupervisor:
         self._life = spawn(None)
         self._info: EngineInfo | None = None  # of the first life; the others follow it
         self._past = SchedulerStats()  # what earlier lives have counted
-        self._past_report: float | None = None
+        self._last_step: float | None = None  # when one of them told of its last step
         self._recent: deque[float] = deque()  # when restarts of the window began
         self._num_restarts = 0
         self._num_stalls = 0
@@ -113,12 +113,15 @@ class EngineSupervisor:
 
     @property
     def vitals(self) -> EngineVitals:
-        last = self._life.last_report or self._past_report
-        return EngineVitals(
-            seconds_since_step=None if last is None else time.monotonic() - last,
+        vitals = self._life.vitals
+        since = vitals.seconds_since_step
+        if since is None and self._last_step is not None:  # none yet in this life
+            since = time.monotonic() - self._last_step
+        return replace(
+            vitals,
+            seconds_since_step=since,
             num_restarts=self._num_restarts,
             num_stalls=self._num_stalls,
-            num_open_requests=self._life.num_open_requests,
         )
 
     @property
@@ -270,7 +273,8 @@ class EngineSupervisor:
             if self._closing.is_set():
                 return False
             self._past = self.stats
-            self._past_report = self._life.last_report or self._past_report
+            if (since := self._life.vitals.seconds_since_step) is not None:
+                self._last_step = time.monotonic() - since
             self._life = self._spawn(self._info)
             await self._life.start()
         return True

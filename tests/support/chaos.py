@@ -18,7 +18,7 @@ from server_process import ServerProcess, until
 
 MAX_BODY_BYTES = 256 * 1024
 CALL_SECONDS = 300.0
-POOL_FLAGS = ("--num-pages", "40", "--max-num-seqs", "16", "--max-num-batched-tokens", "256")
+POOL_FLAGS = ("--num-pages", "20", "--max-num-seqs", "16", "--max-num-batched-tokens", "256")
 # Outcomes of calls that did not get their whole answer, and may not: they left, or the engine died.
 LEFT = "left"
 ENGINE_DIED = frozenset({"engine_dead", "engine_restarting"})
@@ -47,6 +47,10 @@ class Holdings:
     files: int
     server_bytes: int
     engine_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.server_bytes + self.engine_bytes
 
 
 @dataclass

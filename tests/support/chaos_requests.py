@@ -44,7 +44,7 @@ def good_requests(count: int, seed: int) -> list[GoodRequest]:
 
 
 def _good_request(rng: random.Random) -> GoodRequest:
-    body: dict[str, Any] = {"max_tokens": rng.choice([1, 2, 4, 6, 8, 10, 16, 24])}
+    body: dict[str, Any] = {"max_tokens": rng.choice([1, 2, 4, 6, 8, 12, 24, 40])}
     if rng.random() < 0.5:
         body["temperature"] = 0
     else:
@@ -86,7 +86,8 @@ def bad_requests(max_body_bytes: int) -> list[BadRequest]:
     """One of each kind."""
 
     def bad(kind: str, status: int = 400, path: str = COMPLETIONS, **fields: Any) -> BadRequest:
-        content = json.dumps({"prompt": "x", **fields}).encode()
+        prompt = {"prompt": "x"} if path == COMPLETIONS else {}
+        content = json.dumps(prompt | fields).encode()
         return BadRequest(kind, status, path, content)
 
     user = [{"role": "user", "content": "x"}]

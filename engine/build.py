@@ -62,7 +62,11 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
     threads = config.threads or usable_threads()
     torch.set_num_threads(threads)
     model_dir = resolve_model(
-        config.model, cache_dir=config.cache_dir, offline=config.offline, report=report
+        config.model,
+        cache_dir=config.cache_dir,
+        offline=config.offline,
+        report=report,
+        with_code=config.trust_remote_code,
     )
     report(Progress("loading the model"))
     register_attention()
@@ -71,6 +75,7 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         dtype=config.dtype,
         device=config.device,
         attn_implementation=ATTENTION_NAME,
+        trust_remote_code=config.trust_remote_code,
     )
     dtype, device = getattr(torch, loaded.dtype), torch.device(loaded.device)
     plan = _plan_pages(config, loaded, dtype, device)

@@ -35,6 +35,7 @@ class EngineConfig:
     offline: bool = False
     cache_dir: Path | None = None  # default: $OCTAVO_CACHE or ~/.cache/octavo
     self_check: bool = True
+    trust_remote_code: bool = False  # run code that comes with a model
 
     def __post_init__(self) -> None:
         for name in (

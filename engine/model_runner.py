@@ -1,8 +1,11 @@
 """The only part of the loop that touches the device: copies, forward, sampling.
 
 `execute` carries out a plan and changes nothing but the tensors of the page storage. What it reads
-of the sequences (tokens, page tables) stands still during a step.
+of the sequences (tokens, page tables) stands still during a step. Copies run once; what fails after
+them is tried again in smaller pieces (`engine.step_rescue`).
 """
+
+import gc
 
 import torch
 from torch import nn
@@ -10,6 +13,7 @@ from torch import nn
 from engine.attention import Kernel
 from engine.sampling import SampleRow, sample, score
 from engine.step_inputs import StepInputs, build_inputs
+from engine.step_rescue import StepRescue
 from kv_cache.storage import PageStorage
 from scheduler import Chunk, ChunkResult, StepPlan, StepResult, TokenLogprob
 
@@ -24,6 +28,12 @@ class ModelRunner:
         self.storage = storage
         self._kernel = kernel
         self._page_size = page_size
+        self._rescue = StepRescue(
+            self._compute,
+            is_shortage=_is_shortage,
+            is_final=lambda error: isinstance(error, torch.AcceleratorError),
+            free_memory=_free_memory,
+        )
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -31,8 +41,11 @@ class ModelRunner:
         if not plan.chunks:
             return StepResult(())
         self.storage.copy_pages(plan.copies)
-        logits = self.forward(build_inputs(plan, self.storage, self._page_size))
-        return StepResult(self._read_logits(plan.chunks, logits))
+        return self._rescue.run(plan.chunks)
+
+    def _compute(self, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
+        logits = self.forward(build_inputs(StepPlan(chunks), self.storage, self._page_size))
+        return self._read_logits(chunks, logits)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Logits `[rows, vocab]` of the wanted rows, in the model's dtype; writes the pages."""
@@ -95,3 +108,16 @@ def _sample_row(chunk: Chunk, choice: int, row: int) -> SampleRow:
         num_prompt=sequence.num_prompt,
         stop_token_ids=request.stop_token_ids,
     )
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether memory ran out: torch has a class for it on CUDA, and only words on a CPU."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

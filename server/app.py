@@ -19,7 +19,7 @@ from server.errors import (
     NotFoundError,
     to_api_error,
 )
-from server.middleware import ErrorBoundaryMiddleware, RequestIdMiddleware
+from server.middleware import ErrorBoundaryMiddleware, RequestIdMiddleware, record_of
 from server.openapi import describe
 from server.replies.wire import error_reply
 from server.routes import cache, chat, completions, health, models, tokens
@@ -67,7 +67,9 @@ def create_app(
 
 
 async def _tell(request: Request, error: Exception) -> Response:
-    return error_reply(to_api_error(error))
+    told = to_api_error(error)
+    record_of(request).error = told.code
+    return error_reply(told)
 
 
 async def _tell_http(request: Request, error: Exception) -> Response:
@@ -84,6 +86,7 @@ async def _tell_http(request: Request, error: Exception) -> Response:
             )
         case _:
             told = InvalidValueError(str(error.detail))
+    record_of(request).error = told.code
     return error_reply(told)
 
 

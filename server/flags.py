@@ -53,6 +53,12 @@ MODEL_FLAGS = (
     Flag("model", ("--model",), non_empty, "built-in name, folder, GGUF file or hub id"),
     Flag("cache_dir", ("--cache-dir",), Path, "where fetched models are kept", "FOLDER"),
     Flag("offline", ("--offline",), None, "never touch the network"),
+    Flag(
+        "trust_remote_code",
+        ("--trust-remote-code",),
+        None,
+        "run the code that comes with a model: only for a model whose code you have read",
+    ),
 )
 
 ENGINE_FLAGS = (
@@ -225,7 +231,48 @@ SERVER_FLAGS = (
         "SECONDS",
     ),
     Flag(
+        "max_restarts",
+        ("--max-restarts",),
+        at_least(0),
+        "how often a dead engine is restarted within the window; 0 ends the server",
+    ),
+    Flag(
+        "restart_window",
+        ("--restart-window",),
+        seconds,
+        "the time within which restarts are counted",
+        "SECONDS",
+    ),
+    Flag(
+        "step_timeout",
+        ("--step-timeout",),
+        seconds,
+        "an engine that tells of no step for so long hangs and is killed; 0: never",
+        "SECONDS",
+    ),
+    Flag(
+        "stall_steps",
+        ("--stall-steps",),
+        at_least(1),
+        "steps without any progress after which the engine is stuck",
+    ),
+    Flag(
+        "stall_action",
+        ("--stall-action",),
+        one_of("restart", "report"),
+        "what to do with an engine that hangs or is stuck",
+    ),
+    Flag(
         "log_level", ("--log-level",), one_of("debug", "info", "warning", "error"), "what is logged"
+    ),
+    Flag("log_format", ("--log-format",), one_of("text", "json"), "how a log line looks"),
+    Flag("log_prompts", ("--log-prompts",), None, "put the text of prompts into the log"),
+    Flag(
+        "log_stats_interval",
+        ("--log-stats-interval",),
+        seconds,
+        "a line of figures this often while there is work; 0: never",
+        "SECONDS",
     ),
 )
 

@@ -173,8 +173,23 @@ class Alive(Shape):
     status: Literal["alive"]
 
 
-class Ready(Shape):
+class Readiness(Shape):
+    seconds_since_step: float | None = Field(
+        ge=0, description="Since the engine last told of a step; null before the first."
+    )
+    num_requests_running: int = Field(ge=0)
+    num_requests_waiting: int = Field(ge=0)
+    num_engine_restarts: int = Field(ge=0, description="Since the server started.")
+    num_engine_stalls: int = Field(ge=0, description="How often it had work and got nowhere.")
+
+
+class Ready(Readiness):
     status: Literal["ready"]
+
+
+class NotReady(Readiness):
+    status: Literal["not ready"]
+    error: ErrorBody
 
 
 class Reset(Shape):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.config import EngineError, EngineInfo
-from engine.protocols import EngineDeadError, EngineState
+from engine.protocols import EngineDeadError, EngineState, EngineVitals
 from kv_cache import MissReason, PrefixReport
 from scheduler import FinishReason, Request, SchedulerStats, Timings, TokenEvent, TokenLogprob
 
@@ -57,6 +57,7 @@ class FakeEngine:
         self._cannot_start = cannot_start
         self.state = EngineState("loading" if loading else "ready")
         self.stats = SchedulerStats()
+        self.vitals = EngineVitals()
         self.requests: list[Request] = []
         self.num_resets = 0
         self._timings = Timings(queue=0.25, prefill=0.5, decode=0.0)
@@ -92,7 +93,7 @@ class FakeEngine:
     async def wait_ended(self) -> None:
         await self._ended.wait()
 
-    async def close(self) -> None:
+    async def close(self, *, now: bool = False) -> None:
         for task in self._tasks:
             task.cancel()
 

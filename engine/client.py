@@ -35,7 +35,13 @@ from engine.messages import (
     Submit,
 )
 from engine.pipe import DamagedMessageError, MessagePipe
-from engine.protocols import EngineDeadError, EngineState, EngineVitals, SteppingEngine
+from engine.protocols import (
+    EngineDeadError,
+    EngineObserver,
+    EngineState,
+    EngineVitals,
+    SteppingEngine,
+)
 from scheduler import FinishReason, Request, SchedulerStats, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -83,6 +89,7 @@ class EngineClient:
         self._last_report: float | None = None
         self._owed_since: float | None = None
         self._stalled_steps = 0
+        self._observers: list[EngineObserver] = []
 
     @classmethod
     def from_config(
@@ -140,6 +147,9 @@ class EngineClient:
         """The engine process; None before the start, and where the engine runs in a thread."""
         return getattr(self._worker, "pid", None)
 
+    def observe(self, observer: EngineObserver) -> None:
+        self._observers.append(observer)
+
     async def start(self) -> None:
         """Start the engine; returns before it is ready."""
         loop = asyncio.get_running_loop()
@@ -181,6 +191,8 @@ class EngineClient:
             raise EngineDeadError(self._state.reason)
         mailbox = EventMailbox(request.params.n)
         self._mailboxes[request.request_id] = mailbox
+        for observer in self._observers:
+            observer.on_submit(request)
         self._post(Submit.pack(request))
         return mailbox
 
@@ -197,6 +209,8 @@ class EngineClient:
         mailbox.open_choices -= mailbox.open_choices if choice is None else {choice}
         if not mailbox.open_choices:
             del self._mailboxes[request_id]
+        for observer in self._observers:
+            observer.on_abort(request_id, choice, reason)
         self._post(Abort(request_id, choice, reason))
 
     def reset_prefix_cache(self) -> None:
@@ -262,6 +276,8 @@ class EngineClient:
         has_work = bool(report.stats.num_running or report.stats.num_waiting)
         owes = has_work or report.num_commands < self._num_sent
         self._owed_since = self._last_report if owes else None
+        for observer in self._observers:
+            observer.on_step(report.events)
         for event in report.events:
             self._deliver(event)
 
@@ -285,6 +301,8 @@ class EngineClient:
         for mailbox in self._mailboxes.values():
             mailbox.fail(reason)
         self._mailboxes.clear()
+        for observer in self._observers:
+            observer.on_death()
 
     def _hang_up(self) -> None:
         self._commands.put(Shutdown())  # ends the writer thread

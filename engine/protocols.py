@@ -5,6 +5,7 @@ A `Mailbox` is registered before its request is submitted, merges events while i
 and never loses one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,6 +81,27 @@ class EngineVitals:
     num_open_requests: int = 0
 
 
+class EngineObserver(Protocol):
+    """Told, on the event loop, of all that passes between the server and its engine, as it passes.
+
+    It must be quick: `on_step` is called at every step, before the readers of the events wake up.
+    The engine's `stats` are those after the step by then.
+    """
+
+    def on_submit(self, request: Request) -> None: ...
+
+    def on_step(self, events: Sequence[TokenEvent]) -> None: ...
+
+    def on_abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None:
+        """A choice, or all open ones of a request, have been ended from outside; unknown ids and
+        what has ended already may come too. `reason` is how they count."""
+        ...
+
+    def on_death(self) -> None:
+        """Everything that was open has failed."""
+        ...
+
+
 class Mailbox(Protocol):
     async def get(self) -> list[TokenEvent]:
         """Wait for events and return all that have come, in order. Raises `EngineDeadError`."""
@@ -124,3 +146,7 @@ class AsyncEngine(Protocol):
 
     @property
     def vitals(self) -> EngineVitals: ...
+
+    def observe(self, observer: EngineObserver) -> None:
+        """Tell `observer` of everything from now on."""
+        ...

@@ -18,7 +18,13 @@ from engine.client import EngineClient
 from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.loading import Reporter
 from engine.logs import DEFAULT_LOGS, LogSettings, fields
-from engine.protocols import EngineDeadError, EngineState, EngineVitals, Mailbox
+from engine.protocols import (
+    EngineDeadError,
+    EngineObserver,
+    EngineState,
+    EngineVitals,
+    Mailbox,
+)
 from scheduler import FinishReason, Request, SchedulerStats
 
 logger = logging.getLogger(__name__)
@@ -57,6 +63,7 @@ class EngineSupervisor:
     def __init__(self, spawn: Spawn, policy: RestartPolicy = RestartPolicy()) -> None:
         self._spawn = spawn
         self._policy = policy
+        self._observers: list[EngineObserver] = []
         self._life = spawn(None)
         self._info: EngineInfo | None = None  # of the first life; the others follow it
         self._past = SchedulerStats()  # what earlier lives have counted
@@ -160,6 +167,10 @@ class EngineSupervisor:
         if self.state.phase != "ready":
             raise EngineDeadError(self.state.reason)
         self._life.reset_prefix_cache()
+
+    def observe(self, observer: EngineObserver) -> None:
+        self._observers.append(observer)
+        self._life.observe(observer)
 
     async def close(self, *, now: bool = False) -> None:
         """End the engine, or its restart, and wait for that."""
@@ -276,6 +287,8 @@ class EngineSupervisor:
             if (since := self._life.vitals.seconds_since_step) is not None:
                 self._last_step = time.monotonic() - since
             self._life = self._spawn(self._info)
+            for observer in self._observers:
+                self._life.observe(observer)
             await self._life.start()
         return True
 

@@ -265,6 +265,12 @@ SERVER_FLAGS = (
     Flag(
         "log_level", ("--log-level",), one_of("debug", "info", "warning", "error"), "what is logged"
     ),
+    Flag(
+        "metrics_access",
+        ("--metrics-access",),
+        one_of("keyed", "open", "off"),
+        "who may read /metrics: who has an API key, where there are any; everyone; nobody",
+    ),
     Flag("log_format", ("--log-format",), one_of("text", "json"), "how a log line looks"),
     Flag("log_prompts", ("--log-prompts",), None, "put the text of prompts into the log"),
     Flag(

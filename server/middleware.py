@@ -7,6 +7,7 @@ visible to the route.
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,14 +75,16 @@ def record_of(request: Request) -> RequestRecord:
 
 
 class RequestIdMiddleware:
-    """Echoes the caller's `X-Request-Id`, or makes one, and logs each request once it has ended.
+    """Echoes the caller's `X-Request-Id`, or makes one; logs each request and tells `on_end` of it
+    once it has ended.
 
     The id serves tracing only: ids inside the server are our own, so a caller that sends one id
     twice confuses nobody but itself.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, on_end: Callable[[RequestRecord], None]) -> None:
         self._app = app
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -101,6 +104,7 @@ class RequestIdMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            self._on_end(record)
             level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
             if logger.isEnabledFor(level):
                 logger.log(level, "request", extra=record.fields(time.monotonic() - started))

@@ -36,6 +36,7 @@ class ServerSettings:
     generation_config: str = "auto"  # auto: sampling defaults from the model's file; none: ours
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     api_keys_in_file: tuple[str, ...] = field(default=(), repr=False)
+    metrics_access: str = "keyed"  # /metrics wants an API key where there are any; or open, or off
     allowed_origins: tuple[str, ...] = ()  # web pages from there may call us; "*": from anywhere
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
@@ -101,6 +102,10 @@ class ServerSettings:
             )
         if self.stall_action not in ("restart", "report"):
             raise ValueError(f"stall_action must be restart or report, got {self.stall_action!r}")
+        if self.metrics_access not in ("keyed", "open", "off"):
+            raise ValueError(
+                f"metrics_access must be keyed, open or off, got {self.metrics_access!r}"
+            )
         if self.log_format not in FORMATS:
             raise ValueError(f"log_format must be text or json, got {self.log_format!r}")
         for name in (

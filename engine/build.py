@@ -18,6 +18,7 @@ from engine.loading import Progress, Reporter, resolve_model
 from engine.loading.load import LoadedModel, load_model
 from engine.machine import available_memory_bytes, usable_threads
 from engine.model_runner import ModelRunner
+from engine.native.library import load_library
 from engine.self_check import self_check
 from kv_cache import CacheManager
 from kv_cache.sizing import CachePlan, CacheSizeError, page_bytes, plan_pages
@@ -72,16 +73,23 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         attn_implementation=ATTENTION_NAME,
     )
     dtype, device = getattr(torch, loaded.dtype), torch.device(loaded.device)
-    plan = _plan_pages(config, loaded, dtype, device)
-    kernel_name, kernel = select_kernel(
+    kv_name = loaded.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    kv_dtype = getattr(torch, kv_name)
+    plan = _plan_pages(config, loaded, kv_dtype, device)
+    library = load_library() if device.type == "cpu" else None
+    if library is not None:
+        library.set_threads(threads)
+    attention_name, attention = select_kernel(
         config.attention,
         spec=loaded.spec,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         device=device,
         page_size=config.page_size,
+        library=library,
     )
-    storage = _allocate(loaded, plan.num_pages, config.page_size, dtype, device)
-    runner = ModelRunner(loaded.model, storage, kernel, page_size=config.page_size)
+    storage = _allocate(loaded, plan.num_pages, config.page_size, kv_dtype, device)
+    runner = ModelRunner(loaded.model, storage, attention, page_size=config.page_size)
     if config.self_check:
         report(Progress("checking paged attention against the plain model"))
         self_check(loaded.model, runner, page_size=config.page_size, num_pages=plan.num_pages)
@@ -91,11 +99,12 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         dtype=loaded.dtype,
         device=loaded.device,
         threads=threads,
-        attention=kernel_name,
+        attention=attention_name,
         vocab_size=loaded.spec.vocab_size,
         max_model_len=plan.max_model_len,
         page_size=config.page_size,
         num_pages=plan.num_pages,
+        kv_cache_dtype=kv_name,
         kv_cache_bytes=plan.bytes,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -107,7 +116,7 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
 
 
 def _plan_pages(
-    config: EngineConfig, loaded: LoadedModel, dtype: torch.dtype, device: torch.device
+    config: EngineConfig, loaded: LoadedModel, kv_dtype: torch.dtype, device: torch.device
 ) -> CachePlan:
     spec = loaded.spec
     default_bytes = None
@@ -124,7 +133,8 @@ def _plan_pages(
                 spec.num_kv_heads,
                 spec.head_dim,
                 config.page_size,
-                dtype.itemsize,
+                kv_dtype.itemsize,
+                scale_bytes=4 if kv_dtype == torch.int8 else 0,
             ),
             page_size=config.page_size,
             model_max_len=spec.max_model_len,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8")
+
 
 class EngineError(Exception):
     """The engine cannot start or go on; the message is one line for the user."""
@@ -21,6 +23,7 @@ class EngineConfig:
     device: str = "auto"  # auto | cpu | cuda
     max_model_len: int | None = None
     page_size: int = 16
+    kv_cache_dtype: str = "auto"  # auto (the model's) | float32 | bfloat16 | int8
     num_pages: int | None = None
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.90
@@ -47,6 +50,11 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ValueError(
+                f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got "
+                f"{self.kv_cache_dtype!r}"
+            )
         if self.max_passes < 0:
             raise ValueError(f"max_passes must be at least 0, got {self.max_passes}")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -70,6 +78,7 @@ class EngineInfo:
     max_model_len: int
     page_size: int
     num_pages: int
+    kv_cache_dtype: str
     kv_cache_bytes: int
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -7,7 +7,7 @@ of the sequences (tokens, page tables) stands still during a step.
 import torch
 from torch import nn
 
-from engine.attention import Kernel
+from engine.attention import Attention
 from engine.sampling import SampleRow, sample, score
 from engine.step_inputs import StepInputs, build_inputs
 from kv_cache.storage import PageStorage
@@ -18,11 +18,11 @@ class ModelRunner:
     """Runs steps of one model over one page storage."""
 
     def __init__(
-        self, model: nn.Module, storage: PageStorage, kernel: Kernel, *, page_size: int
+        self, model: nn.Module, storage: PageStorage, attention: Attention, *, page_size: int
     ) -> None:
         self._model = model
         self.storage = storage
-        self._kernel = kernel
+        self._attention = attention
         self._page_size = page_size
 
     @torch.inference_mode()
@@ -41,7 +41,7 @@ class ModelRunner:
             position_ids=inputs.position_ids,
             use_cache=False,
             logits_to_keep=inputs.logit_rows,
-            paged=(inputs.batch, self._kernel),
+            paged=(inputs.batch, self._attention),
         )
         logits: torch.Tensor = output.logits[0]
         return logits

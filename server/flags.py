@@ -159,6 +159,13 @@ ENGINE_FLAGS = (
         "num_pages", ("--num-gpu-blocks-override", "--num-pages"), at_least(1), "pages in the cache"
     ),
     Flag(
+        "kv_cache_dtype",
+        ("--kv-cache-dtype",),
+        one_of("auto", "float32", "bfloat16", "int8"),
+        "of cached keys and values; auto: the model's",
+        "DTYPE",
+    ),
+    Flag(
         "kv_cache_memory_bytes",
         ("--kv-cache-memory-bytes",),
         size,

@@ -84,12 +84,12 @@ inline void weigh_values(const P* values, const int64_t* rows, const float* weig
 inline void soften(float* scores, int count, float* peak, float* total) {
     int padded = (count + kLanes - 1) / kLanes * kLanes;
     for (int t = count; t < padded; ++t) scores[t] = -__builtin_inff();
-    Vec most = load(scores);
-    for (int t = kLanes; t < padded; t += kLanes) most = max(load(scores + t), most);
+    Vec most = broadcast(-__builtin_inff());
+    for (int t = 0; t < padded; t += kLanes) most = max(load(scores + t), most);
     Vec largest_score = broadcast(largest(most));
     Vec sums = {};
     for (int t = 0; t < padded; t += kLanes) {
-        Vec weight = exp(load(scores + t) - largest_score);
+        Vec weight = exp_down(load(scores + t) - largest_score);
         store(scores + t, weight);
         sums = sums + weight;
     }

@@ -138,10 +138,10 @@ inline void soften_rows(const QueryTile& tile, int row, int first, int keys, int
     }
     // A row that has seen nothing yet: minus infinity minus itself would not be a number.
     Vec base = select(peak == nothing, Vec{}, peak);
-    Vec factor = exp(old - base);
+    Vec factor = exp_down(old - base);
     Vec total = load(tile.total + row) * factor;
     for (int k = 0; k < keys; ++k) {
-        Vec weight = exp(load(scores + k * tile.padded) - base);
+        Vec weight = exp_down(load(scores + k * tile.padded) - base);
         store(scores + k * tile.padded, weight);
         total = total + weight;
     }

@@ -80,7 +80,7 @@ void combine(const AttentionCall& call, const Split& split, int head, const floa
     float total = 0.0f;
     for (int c = 0; c < split.chunks; ++c) {
         const float* chunk = first + c * step;
-        Vec factor = exp(broadcast(chunk[0] - peak));
+        Vec factor = exp_down(broadcast(chunk[0] - peak));
         total += factor[0] * chunk[1];
         for (int d = 0; d < call.dim; d += kLanes)
             store(sums + d, fma(factor, load(chunk + 2 + d), load(sums + d)));

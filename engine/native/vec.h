@@ -33,7 +33,15 @@ typedef int8_t ByteVec __attribute__((vector_size(kLanes)));
 
 typedef uint16_t bf16;  // the upper half of a float32
 
-inline Vec broadcast(float x) { return Vec{} + x; }
+inline Vec broadcast(float x) {  // not Vec{} + x, which would be an addition
+#if defined(__AVX512F__)
+    return (Vec)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+    return (Vec)_mm256_set1_ps(x);
+#else
+    return Vec{x, x, x, x};
+#endif
+}
 inline IntVec broadcast_int(int32_t x) { return IntVec{} + x; }
 
 template <class To, class From>
@@ -111,6 +119,11 @@ inline void store(bf16* p, Vec v) {
 }
 
 inline Vec load(const int8_t* p) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#endif
     ByteVec b;
     memcpy(&b, p, sizeof b);
     return __builtin_convertvector(__builtin_convertvector(b, IntVec), Vec);

@@ -203,6 +203,7 @@ class ServerInfo(Shape):
     page_size: int
     num_pages: int
     num_slots: int = Field(description="Tokens that fit in the cache.")
+    kv_cache_dtype: str
     kv_cache_bytes: int
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -66,6 +66,63 @@ class Linear(ctypes.Structure):
         ("in_features", c_int32),
         ("out_features", c_int32),
         ("dtype", c_int32),
+        ("panel_step", c_int32),
+    )
+
+
+class Layer(ctypes.Structure):
+    """A decoder layer of the Llama family: OctavoLayer."""
+
+    _fields_ = (
+        ("qkv", Linear),
+        ("out", Linear),
+        ("gate_up", Linear),
+        ("down", Linear),
+        ("input_norm", c_void_p),
+        ("attention_norm", c_void_p),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("window", c_int32),
+        ("reserved", c_int32),
+    )
+
+
+class Model(ctypes.Structure):
+    """A model of the Llama family: OctavoModel."""
+
+    _fields_ = (
+        ("layers", POINTER(Layer)),
+        ("final_norm", c_void_p),
+        ("embedding", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("head", Linear),
+        ("num_layers", c_int32),
+        ("embedding_dtype", c_int32),
+        ("hidden", c_int32),
+        ("intermediate", c_int32),
+        ("query_heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("reserved", c_int32),
+    )
+
+
+class Step(ctypes.Structure):
+    """One forward pass: OctavoStep."""
+
+    _fields_ = (
+        ("batch", POINTER(Batch)),
+        ("pages", POINTER(Pages)),
+        ("token_ids", c_void_p),
+        ("rows", c_void_p),
+        ("logits", c_void_p),
+        ("best", c_void_p),
+        ("peaks", c_void_p),
+        ("workspace", c_void_p),
+        ("num_rows", c_int32),
         ("reserved", c_int32),
     )
 
@@ -80,15 +137,28 @@ _SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = MappingProxyType(
         "octavo_threads": (c_int32, ()),
         "octavo_count_threads": (c_int32, ()),
         "octavo_packed_bytes": (c_int64, (c_int32, c_int32, c_int32)),
-        "octavo_pack": (None, (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p)),
-        "octavo_unpack": (None, (POINTER(Linear), c_void_p)),
+        "octavo_panel": (c_int32, ()),
+        "octavo_pack": (
+            None,
+            (c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p),
+        ),
+        "octavo_unpack": (None, (POINTER(Linear), c_void_p, c_int32, c_void_p)),
         "octavo_linear": (
             None,
             (POINTER(Linear), c_void_p, c_int64, c_int32, c_void_p, c_int64),
         ),
+        "octavo_workspace_bytes": (c_int64, (POINTER(Model), c_int32, c_int32)),
+        "octavo_model_step": (None, (POINTER(Model), POINTER(Step))),
         "octavo_write_pages": (
             None,
             (POINTER(Pages), POINTER(Batch), c_void_p, c_void_p, c_int32, c_int64),
+        ),
+        "octavo_rms_norm": (
+            None,
+            (
+                *(c_void_p, c_int32, c_int64, c_int64),
+                *(c_void_p, c_int32, c_float, c_int32, c_void_p),
+            ),
         ),
         "octavo_attention": (
             None,

@@ -16,7 +16,7 @@ namespace octavo {
 namespace {
 
 constexpr int kTileRows = kLanes == 8 ? 6 : 12;  // 16 registers, or 32
-constexpr int kRowBlock = 96;          // rows of a task: their activations stay in L2
+
 constexpr int64_t kTaskBytes = 32768;  // weights of a task, at least
 constexpr int kMinTasks = 8;           // so that a slowed core leaves work to the others
 
@@ -217,18 +217,27 @@ void quantise_row(const float* x, int in, int16_t* ints, float* scales) {
     int64_t whole = int_stride(in);
     for (int start = 0; start < in; start += kBlock) {
         int n = std::min(kBlock, in - start);
-        Vec top{};
+        Vec top{}, poison{};
         int k = 0;
-        for (; k + kLanes <= n; k += kLanes) top = max(abs(load(x + start + k)), top);
-        if (k < n) top = max(abs(load_some(x + start + k, n - k)), top);
-        float peak = largest(top);
-        // Not finite: the scale carries it, so that the row's results are not finite either.
-        bool usable = peak > 0 && peak <= 3.0e38f;
-        float inverse = usable ? 32767.0f / peak : 0.0f;
-        *scales++ = peak / 32767.0f;
+        for (; k + kLanes <= n; k += kLanes) {
+            Vec v = load(x + start + k);
+            top = max(abs(v), top);
+            poison = fma(v, broadcast(0.0f), poison);
+        }
+        if (k < n) {
+            Vec v = load_some(x + start + k, n - k);
+            top = max(abs(v), top);
+            poison = fma(v, broadcast(0.0f), poison);
+        }
+        const float peak = largest(top);
+        // Where a number is not finite the scale is NaN, and so is all that the row gives.
+        const float scale = peak / 32767.0f + sum(poison);
+        const float inverse = peak > 0 && scale == scale ? 32767.0f / peak : 0.0f;
+        *scales++ = scale;
         for (k = 0; k + kLanes <= n; k += kLanes)
             store_rounded(ints + start + k, load(x + start + k) * inverse);
-        for (; k < n; ++k) ints[start + k] = (int16_t)lrintf(x[start + k] * inverse);
+        for (; k < n; ++k)
+            ints[start + k] = inverse > 0 ? (int16_t)lrintf(x[start + k] * inverse) : 0;
     }
     for (int64_t k = in; k < whole; ++k) ints[k] = 0;
 }
@@ -239,7 +248,7 @@ void compute_panels(const OctavoLinear& linear, const Rows& x, int row, int rows
     const int64_t bytes = panel_bytes(in, linear.dtype);
     alignas(64) float sums[kRowBlock * kPanel];
     for (int p = 0; p < panels; ++p) {
-        const char* w = (const char*)linear.weights + (first + p) * bytes;
+        const char* w = (const char*)linear.weights + (first + p) * bytes * linear.panel_step;
         for (int k = 0, b = 0; k < in; k += kBlock, ++b) {
             const int n = std::min(kBlock, in - k);
             if (linear.dtype == OCTAVO_I8) {
@@ -259,6 +268,20 @@ void compute_panels(const OctavoLinear& linear, const Rows& x, int row, int rows
         }
         finish(linear, (first + p) * width, width, rows, sums, width, out + p * width, out_stride,
                add);
+    }
+}
+
+void unpack_row(const OctavoLinear& linear, int64_t channel, float* x) {
+    const int dtype = linear.dtype, in_panel = (int)(channel % kPanel);
+    const char* panel = (const char*)linear.weights +
+                        channel / kPanel * panel_bytes(linear.in, dtype) * linear.panel_step;
+    for (int k = 0; k < linear.in; ++k) {
+        const int64_t at = position(in_panel, k, dtype);
+        switch (dtype) {
+            case OCTAVO_I8: x[k] = ((const int8_t*)panel)[at] * linear.scales[channel]; break;
+            case OCTAVO_BF16: x[k] = widen(((const bf16*)panel)[at]); break;
+            default: x[k] = ((const float*)panel)[at];
+        }
     }
 }
 
@@ -284,12 +307,12 @@ int64_t octavo_packed_bytes(int32_t in, int32_t out, int32_t dtype) {
     return panels * panel_bytes(in, dtype);
 }
 
-void octavo_pack(const float* weights, int32_t in, int32_t out, int32_t dtype, void* packed,
-                 float* scales) {
+void octavo_pack(const float* weights, int32_t in, int32_t out, int32_t dtype, int32_t panel_step,
+                 void* packed, float* scales) {
     const int width = kPanel;
     const int64_t bytes = panel_bytes(in, dtype);
     parallel_for((out + width - 1) / width, [&](int64_t p, int) {
-        char* panel = (char*)packed + p * bytes;
+        char* panel = (char*)packed + p * bytes * panel_step;
         memset(panel, 0, bytes);
         for (int c = 0; c < width && p * width + c < out; ++c) {
             const float* from = weights + (p * width + c) * in;
@@ -310,20 +333,14 @@ void octavo_pack(const float* weights, int32_t in, int32_t out, int32_t dtype, v
     });
 }
 
-void octavo_unpack(const OctavoLinear* linear, float* weights) {
-    const int width = kPanel, in = linear->in, dtype = linear->dtype;
-    for (int64_t channel = 0; channel < linear->out; ++channel) {
-        const char* panel =
-            (const char*)linear->weights + channel / width * panel_bytes(in, dtype);
-        for (int k = 0; k < in; ++k) {
-            int64_t at = position((int)(channel % width), k, dtype);
-            float w = dtype == OCTAVO_I8     ? ((const int8_t*)panel)[at] * linear->scales[channel]
-                      : dtype == OCTAVO_BF16 ? widen(((const bf16*)panel)[at])
-                                             : ((const float*)panel)[at];
-            weights[channel * in + k] = w;
-        }
-    }
+void octavo_unpack(const OctavoLinear* linear, const int64_t* channels, int32_t count,
+                   float* weights) {
+    parallel_for(count, [&](int64_t i, int) {
+        unpack_row(*linear, channels[i], weights + i * linear->in);
+    });
 }
+
+int32_t octavo_panel(void) { return kPanel; }
 
 void octavo_linear(const OctavoLinear* linear, const float* x, int64_t x_stride, int32_t rows,
                    float* y, int64_t y_stride) {

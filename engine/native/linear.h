@@ -47,6 +47,11 @@ void quantise_row(const float* x, int in, int16_t* ints, float* scales);
 void compute_panels(const OctavoLinear& linear, const Rows& x, int row, int rows, int first,
                     int panels, float* out, int64_t out_stride, bool add);
 
+/// Weights of one output channel as float32: x[0 .. in).
+void unpack_row(const OctavoLinear& linear, int64_t channel, float* x);
+
+constexpr int kRowBlock = 96;  // rows of a task: their activations stay in L2
+
 /// Tasks of a layer: blocks of rows times groups of panels.
 struct Tiling {
     int row_block, panel_group, row_blocks, panel_groups;

@@ -73,6 +73,12 @@ OCTAVO_API void octavo_attention(const OctavoPages* pages, const OctavoBatch* ba
                                  int64_t query_stride, int64_t output_stride, int32_t query_heads,
                                  float scale, int32_t window);
 
+/* y [rows, width] = x / sqrt(mean(x^2) + eps) * weight for rows of float32 or bfloat16 (norm.cpp).
+ * `rounded`: the quotient takes the rows' dtype before it is weighted, as Llama does. */
+OCTAVO_API void octavo_rms_norm(const void* x, int32_t dtype, int64_t rows, int64_t stride,
+                                const float* weight, int32_t width, float eps, int32_t rounded,
+                                void* y);
+
 /* ---- linear layers (linear.cpp) ------------------------------------------------------------ */
 
 /* y = x W^T + bias, W [out, in] packed into panels. `dtype` is that of the weights: float32,
@@ -84,19 +90,78 @@ typedef struct OctavoLinear {
     int32_t in;
     int32_t out;
     int32_t dtype;
-    int32_t reserved;
+    int32_t panel_step; /* 1; n: only every n-th panel of the memory belongs to this layer */
 } OctavoLinear;
 
 /* Bytes that the packed weights take. */
 OCTAVO_API int64_t octavo_packed_bytes(int32_t in, int32_t out, int32_t dtype);
 /* Pack float32 weights [out, in]; `scales` [out] is written for int8 and may be NULL otherwise. */
 OCTAVO_API void octavo_pack(const float* weights, int32_t in, int32_t out, int32_t dtype,
-                            void* packed, float* scales);
-/* The packed weights as float32 [out, in] again: what the kernel multiplies with. */
-OCTAVO_API void octavo_unpack(const OctavoLinear* linear, float* weights);
+                            int32_t panel_step, void* packed, float* scales);
+/* Rows of the packed weights as float32 [count, in]: what the kernel multiplies with, and the
+ * embedding of a model whose head shares its weights. */
+OCTAVO_API void octavo_unpack(const OctavoLinear* linear, const int64_t* channels, int32_t count,
+                              float* weights);
 /* y [rows, out] = x [rows, in] W^T + bias, both float32. */
 OCTAVO_API void octavo_linear(const OctavoLinear* linear, const float* x, int64_t x_stride,
                               int32_t rows, float* y, int64_t y_stride);
+
+/* ---- the Llama family, whole (layer.cpp) ------------------------------------------------------ */
+
+/* One decoder layer: RMSNorm, rotary attention with grouped heads, RMSNorm, SwiGLU. The channels of
+ * qkv are those of the queries, keys and values, each padded with zeros to whole panels of
+ * octavo_panel() channels; those of gate_up are panels of the gate and of up in turn, padded alike.
+ * Norm weights are float32. */
+typedef struct OctavoLayer {
+    OctavoLinear qkv;
+    OctavoLinear out;
+    OctavoLinear gate_up;
+    OctavoLinear down;
+    const float* input_norm;     /* [hidden] */
+    const float* attention_norm; /* [hidden], after attention */
+    const float* query_norm;     /* [head_dim] or NULL */
+    const float* key_norm;       /* [head_dim] or NULL */
+    int32_t window;              /* 0: none */
+    int32_t reserved;
+} OctavoLayer;
+
+typedef struct OctavoModel {
+    const OctavoLayer* layers;
+    const float* final_norm;
+    const void* embedding; /* [vocab, hidden] of embedding_dtype; NULL: the rows of the head */
+    const float* cosines;  /* [positions, head_dim / 2] */
+    const float* sines;
+    OctavoLinear head;
+    int32_t num_layers;
+    int32_t embedding_dtype;
+    int32_t hidden;
+    int32_t intermediate;
+    int32_t query_heads;
+    int32_t kv_heads;
+    int32_t head_dim;
+    float eps;
+    float scale; /* of attention scores */
+    int32_t reserved;
+} OctavoModel;
+
+typedef struct OctavoStep {
+    const OctavoBatch* batch; /* with positions */
+    const OctavoPages* pages; /* [num_layers] */
+    const int64_t* token_ids; /* [tokens] */
+    const int64_t* rows;      /* [num_rows]: packed rows whose logits are wanted */
+    float* logits;            /* [num_rows, vocab] or NULL */
+    int64_t* best;            /* [num_rows] or NULL: the first of the largest logits */
+    float* peaks;             /* [num_rows], with best: that logit, NaN where any logit is one */
+    void* workspace;          /* octavo_workspace_bytes(...), 64-byte aligned */
+    int32_t num_rows;
+    int32_t reserved;
+} OctavoStep;
+
+/* Output channels of one panel of packed weights. */
+OCTAVO_API int32_t octavo_panel(void);
+OCTAVO_API int64_t octavo_workspace_bytes(const OctavoModel* model, int32_t tokens, int32_t rows);
+/* Embedding, all layers (writing the pages), final norm, head. */
+OCTAVO_API void octavo_model_step(const OctavoModel* model, const OctavoStep* step);
 
 #ifdef __cplusplus
 }

@@ -14,12 +14,13 @@ import torch
 from engine.attention import ATTENTION_NAME, register_attention, select_kernel
 from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.engine import Engine
+from engine.layers import choose_layers
 from engine.loading import Progress, Reporter, resolve_model
 from engine.loading.load import LoadedModel, load_model
 from engine.machine import available_memory_bytes, usable_threads
 from engine.model_runner import ModelRunner
 from engine.native.library import load_library
-from engine.self_check import self_check
+from engine.self_check import probe_logits, self_check
 from kv_cache import CacheManager
 from kv_cache.sizing import CachePlan, CacheSizeError, page_bytes, plan_pages
 from kv_cache.storage import PageStorage
@@ -75,10 +76,17 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
     dtype, device = getattr(torch, loaded.dtype), torch.device(loaded.device)
     kv_name = loaded.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     kv_dtype = getattr(torch, kv_name)
-    plan = _plan_pages(config, loaded, kv_dtype, device)
     library = load_library() if device.type == "cpu" else None
     if library is not None:
         library.set_threads(threads)
+    # Quantised weights are compared with themselves: how far they are from the originals is no
+    # question of right or wrong.
+    compare = config.self_check
+    probed = probe_logits(loaded.model) if compare and not config.quantization else None
+    layers = choose_layers(config, loaded, kv_dtype, library)
+    if compare and probed is None:
+        probed = probe_logits(loaded.model)
+    plan = _plan_pages(config, loaded, kv_dtype, device)
     attention_name, attention = select_kernel(
         config.attention,
         spec=loaded.spec,
@@ -89,17 +97,22 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         library=library,
     )
     storage = _allocate(loaded, plan.num_pages, config.page_size, kv_dtype, device)
-    runner = ModelRunner(loaded.model, storage, attention, page_size=config.page_size)
-    if config.self_check:
-        report(Progress("checking paged attention against the plain model"))
-        self_check(loaded.model, runner, page_size=config.page_size, num_pages=plan.num_pages)
+    runner = ModelRunner(layers.forward(storage, attention), storage, page_size=config.page_size)
+    if probed is not None:
+        report(Progress("checking the engine against the plain model"))
+        self_check(
+            loaded.model, runner, probed, page_size=config.page_size, num_pages=plan.num_pages
+        )
     info = EngineInfo(
         model=config.model,
         model_dir=model_dir,
         dtype=loaded.dtype,
         device=loaded.device,
         threads=threads,
+        layers=layers.name,
         attention=attention_name,
+        quantization=config.quantization,
+        weight_bytes=layers.weight_bytes,
         vocab_size=loaded.spec.vocab_size,
         max_model_len=plan.max_model_len,
         page_size=config.page_size,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+QUANTIZATIONS = ("int8",)
+LAYERS = ("auto", "native", "transformers")
 KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8")
 
 
@@ -20,6 +22,7 @@ class EngineConfig:
 
     model: str = "smollm2-135m"
     dtype: str = "auto"  # auto | float32 | bfloat16 | float16
+    quantization: str | None = None  # int8: of the linear layers' weights
     device: str = "auto"  # auto | cpu | cuda
     max_model_len: int | None = None
     page_size: int = 16
@@ -32,6 +35,7 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     max_passes: int = 8
     threads: int | None = None
+    layers: str = "auto"  # auto | native | transformers
     attention: str = "auto"  # auto | a kernel's name
     offline: bool = False
     cache_dir: Path | None = None  # default: $OCTAVO_CACHE or ~/.cache/octavo
@@ -55,6 +59,12 @@ class EngineConfig:
                 f"kv_cache_dtype must be one of {', '.join(KV_CACHE_DTYPES)}, got "
                 f"{self.kv_cache_dtype!r}"
             )
+        if self.quantization not in (None, *QUANTIZATIONS):
+            raise ValueError(
+                f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {self.quantization!r}"
+            )
+        if self.layers not in LAYERS:
+            raise ValueError(f"layers must be one of {', '.join(LAYERS)}, got {self.layers!r}")
         if self.max_passes < 0:
             raise ValueError(f"max_passes must be at least 0, got {self.max_passes}")
         if not 0 < self.gpu_memory_utilization <= 1:
@@ -73,7 +83,10 @@ class EngineInfo:
     dtype: str
     device: str
     threads: int
+    layers: str  # native | transformers: who computes them
     attention: str
+    quantization: str | None
+    weight_bytes: int
     vocab_size: int
     max_model_len: int
     page_size: int

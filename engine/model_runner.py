@@ -5,24 +5,20 @@ of the sequences (tokens, page tables) stands still during a step.
 """
 
 import torch
-from torch import nn
 
-from engine.attention import Attention
-from engine.sampling import SampleRow, sample, score
+from engine.forward import Forward
+from engine.sampling import MIN_TEMPERATURE, NOT_FINITE, SampleRow, sample, score
 from engine.step_inputs import StepInputs, build_inputs
 from kv_cache.storage import PageStorage
-from scheduler import Chunk, ChunkResult, StepPlan, StepResult, TokenLogprob
+from scheduler import Chunk, ChunkResult, Sample, StepPlan, StepResult, TokenLogprob
 
 
 class ModelRunner:
     """Runs steps of one model over one page storage."""
 
-    def __init__(
-        self, model: nn.Module, storage: PageStorage, attention: Attention, *, page_size: int
-    ) -> None:
-        self._model = model
+    def __init__(self, forward: Forward, storage: PageStorage, *, page_size: int) -> None:
+        self._forward = forward
         self.storage = storage
-        self._attention = attention
         self._page_size = page_size
 
     @torch.inference_mode()
@@ -31,20 +27,16 @@ class ModelRunner:
         if not plan.chunks:
             return StepResult(())
         self.storage.copy_pages(plan.copies)
-        logits = self.forward(build_inputs(plan, self.storage, self._page_size))
-        return StepResult(self._read_logits(plan.chunks, logits))
+        inputs = build_inputs(plan, self.storage, self._page_size)
+        if _only_greedy(plan.chunks):
+            found = self._forward.best(inputs)
+            if found is not None:
+                return StepResult(_read_best(plan.chunks, *found))
+        return StepResult(self._read_logits(plan.chunks, self.forward(inputs)))
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Logits `[rows, vocab]` of the wanted rows, in the model's dtype; writes the pages."""
-        output = self._model(
-            input_ids=inputs.input_ids,
-            position_ids=inputs.position_ids,
-            use_cache=False,
-            logits_to_keep=inputs.logit_rows,
-            paged=(inputs.batch, self._attention),
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return self._forward.logits(inputs)
 
     def _read_logits(
         self, chunks: tuple[Chunk, ...], logits: torch.Tensor
@@ -68,6 +60,36 @@ class ModelRunner:
             else:
                 results.append(ChunkResult(chunk.num_tokens, drawn, scored))
         return tuple(results)
+
+
+def _only_greedy(chunks: tuple[Chunk, ...]) -> bool:
+    """Whether the best token of each row is all that this step wants of its logits."""
+    if any(chunk.score_from is not None for chunk in chunks):
+        return False
+    sampled = [chunk for chunk in chunks if chunk.samples]
+    # Looked at before rows are built: most steps that are not greedy end here.
+    if any(chunk.sequence.request.params.temperature >= MIN_TEMPERATURE for chunk in sampled):
+        return False
+    return all(
+        chunk.sequence.request.params.logprobs is None and not _sample_row(chunk, 0, 0).adjusted
+        for chunk in sampled
+    )
+
+
+def _read_best(
+    chunks: tuple[Chunk, ...], best: torch.Tensor, peaks: torch.Tensor
+) -> tuple[ChunkResult, ...]:
+    """Results of a greedy step: every choice of a row is the same token."""
+    rows = zip(best.tolist(), peaks.isfinite().tolist(), strict=True)
+    results = []
+    for chunk in chunks:
+        drawn: tuple[Sample, ...] = ()
+        if chunk.samples:
+            token, finite = next(rows)
+            sample = Sample(token) if finite else Sample(-1, error=NOT_FINITE)
+            drawn = (sample,) * len(chunk.samples)
+        results.append(ChunkResult(chunk.num_tokens, drawn, ()))
+    return tuple(results)
 
 
 def _score_prompt(chunk: Chunk, logits: torch.Tensor) -> tuple[TokenLogprob, ...] | ValueError:

@@ -150,6 +150,13 @@ MODEL_FLAGS = (
 ENGINE_FLAGS = (
     *MODEL_FLAGS,
     Flag("dtype", ("--dtype",), one_of("auto", "float32", "bfloat16", "float16"), "of the weights"),
+    Flag(
+        "quantization",
+        ("--quantization", "-q"),
+        one_of("int8"),
+        "of the linear layers' weights; needs the native CPU kernels",
+        "KIND",
+    ),
     Flag("device", ("--device",), one_of("auto", "cpu", "cuda"), "where the model runs"),
     Flag(
         "max_model_len", ("--max-model-len",), at_least(1), "context: prompt and answer, in tokens"
@@ -196,6 +203,12 @@ ENGINE_FLAGS = (
         "how often a small request may pass a blocked large one",
     ),
     Flag("threads", ("--threads",), at_least(1), "CPU threads; default: what the container allows"),
+    Flag(
+        "layers",
+        ("--layers",),
+        one_of("auto", "native", "transformers"),
+        "who computes them; auto: the native block where it fits the model",
+    ),
     Flag("attention", ("--attention",), non_empty, "attention kernel; auto takes the fastest"),
     Flag("self_check", ("--self-check",), None, "compare with a cold forward at start"),
 )

@@ -287,6 +287,7 @@ void unpack_row(const OctavoLinear& linear, int64_t channel, float* x) {
 
 Tiling tile(const OctavoLinear& linear, int rows, int panel_multiple) {
     Tiling t;
+    rows = std::max(rows, 1);  // a step may want no logits
     t.row_blocks = (rows + kRowBlock - 1) / kRowBlock;
     t.row_block = (rows + t.row_blocks - 1) / t.row_blocks;
     int panels = panel_count(linear);

@@ -197,7 +197,10 @@ class ServerInfo(Shape):
     dtype: str
     device: str
     threads: int
+    layers: str = Field(description="Who computes them: native or transformers.")
     attention: str
+    quantization: str | None = Field(description="Of the linear layers' weights.")
+    weight_bytes: int
     vocab_size: int
     max_model_len: int
     page_size: int

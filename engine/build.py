@@ -16,10 +16,12 @@ from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.engine import Engine
 from engine.layers import choose_layers
 from engine.loading import Progress, Reporter, resolve_model
-from engine.loading.load import LoadedModel, load_model
+from engine.llama import try_linears
+from engine.loading.load import LoadedModel, choose_device, choose_dtype, load_model
 from engine.machine import available_memory_bytes, usable_threads
 from engine.model_runner import ModelRunner
 from engine.native.library import load_library
+from engine.sampling import NativeDraws
 from engine.self_check import probe_logits, self_check
 from kv_cache import CacheManager
 from kv_cache.sizing import CachePlan, CacheSizeError, page_bytes, plan_pages
@@ -67,18 +69,19 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
     )
     report(Progress("loading the model"))
     register_attention()
+    device_name = choose_device(config.device)
+    library = load_library(check=try_linears) if device_name == "cpu" else None
+    if library is not None:
+        library.set_threads(threads)
     loaded = load_model(
         model_dir,
-        dtype=config.dtype,
-        device=config.device,
+        dtype=choose_dtype(config.dtype, device_name, native=library is not None),
+        device=device_name,
         attn_implementation=ATTENTION_NAME,
     )
     dtype, device = getattr(torch, loaded.dtype), torch.device(loaded.device)
     kv_name = loaded.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
     kv_dtype = getattr(torch, kv_name)
-    library = load_library() if device.type == "cpu" else None
-    if library is not None:
-        library.set_threads(threads)
     # Quantised weights are compared with themselves: how far they are from the originals is no
     # question of right or wrong.
     compare = config.self_check
@@ -97,7 +100,12 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         library=library,
     )
     storage = _allocate(loaded, plan.num_pages, config.page_size, kv_dtype, device)
-    runner = ModelRunner(layers.forward(storage, attention), storage, page_size=config.page_size)
+    runner = ModelRunner(
+        layers.forward(storage, attention),
+        storage,
+        page_size=config.page_size,
+        draws=NativeDraws(library) if library is not None else None,
+    )
     if probed is not None:
         report(Progress("checking the engine against the plain model"))
         self_check(

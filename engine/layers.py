@@ -16,7 +16,8 @@ from engine.attention import Attention
 from engine.attention.native import why_not_native
 from engine.config import EngineConfig, EngineError
 from engine.forward import Forward, TransformersForward
-from engine.llama import NativeLlama, pack_linears, pack_model, why_not_llama
+from engine.general_path import pack_linears, replace_norms
+from engine.llama import WEIGHT_DTYPES, NativeLlama, pack_model, why_not_llama
 from engine.loading.load import LoadedModel
 from engine.native.library import NativeLibrary
 from kv_cache.storage import PageStorage
@@ -66,10 +67,28 @@ def choose_layers(
             lambda s, _: NativeLlama(model, packed, s),
         )
     logger.info("layers by transformers' modules: %s", reason)
-    packed_bytes = pack_linears(model, library, weights) if config.quantization and library else 0
+    packed_bytes = 0
+    if library is not None:
+        packed_bytes = _speed_up(config, loaded, library)
     return Layers(
         TRANSFORMERS, weight_bytes(model) + packed_bytes, lambda _, a: TransformersForward(model, a)
     )
+
+
+def _speed_up(config: EngineConfig, loaded: LoadedModel, library: NativeLibrary) -> int:
+    """Native kernels inside transformers' modules; returns the bytes of packed weights."""
+    weights = config.quantization or loaded.dtype
+    if weights not in WEIGHT_DTYPES:
+        return 0
+    packed = pack_linears(loaded.model, library, weights)
+    if isinstance(packed, str):
+        if config.quantization:
+            raise EngineError(f"quantization {config.quantization} does not work here: {packed}")
+        logger.warning("linear layers are not packed: %s", packed)
+        packed = 0
+    norms = replace_norms(loaded.model, library)
+    logger.info("%d bytes of packed weights, %d native norms", packed, norms)
+    return packed
 
 
 def weight_bytes(model: "PreTrainedModel") -> int:

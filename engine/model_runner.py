@@ -7,7 +7,7 @@ of the sequences (tokens, page tables) stands still during a step.
 import torch
 
 from engine.forward import Forward
-from engine.sampling import MIN_TEMPERATURE, NOT_FINITE, SampleRow, sample, score
+from engine.sampling import MIN_TEMPERATURE, NOT_FINITE, NativeDraws, SampleRow, sample, score
 from engine.step_inputs import StepInputs, build_inputs
 from kv_cache.storage import PageStorage
 from scheduler import Chunk, ChunkResult, Sample, StepPlan, StepResult, TokenLogprob
@@ -16,8 +16,17 @@ from scheduler import Chunk, ChunkResult, Sample, StepPlan, StepResult, TokenLog
 class ModelRunner:
     """Runs steps of one model over one page storage."""
 
-    def __init__(self, forward: Forward, storage: PageStorage, *, page_size: int) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        storage: PageStorage,
+        *,
+        page_size: int,
+        draws: NativeDraws | None = None,
+    ) -> None:
+        """`draws` is the sampler's kernel, where there is one for the storage's device."""
         self._forward = forward
+        self._draws = draws
         self.storage = storage
         self._page_size = page_size
 
@@ -29,7 +38,7 @@ class ModelRunner:
         self.storage.copy_pages(plan.copies)
         inputs = build_inputs(plan, self.storage, self._page_size)
         if _only_greedy(plan.chunks):
-            found = self._forward.best(inputs)
+            found = self.best(inputs)
             if found is not None:
                 return StepResult(_read_best(plan.chunks, *found))
         return StepResult(self._read_logits(plan.chunks, self.forward(inputs)))
@@ -37,6 +46,10 @@ class ModelRunner:
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Logits `[rows, vocab]` of the wanted rows, in the model's dtype; writes the pages."""
         return self._forward.logits(inputs)
+
+    def best(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The best token of each wanted row, as `Forward.best` has it."""
+        return self._forward.best(inputs)
 
     def _read_logits(
         self, chunks: tuple[Chunk, ...], logits: torch.Tensor
@@ -51,7 +64,7 @@ class ModelRunner:
             if chunk.samples:
                 rows += [_sample_row(chunk, choice, at) for choice in chunk.samples]
                 at += 1
-        samples = iter(sample(logits, rows) if rows else ())
+        samples = iter(sample(logits, rows, self._draws) if rows else ())
         results = []
         for chunk, scored in zip(chunks, scores, strict=True):
             drawn = tuple(next(samples) for _ in chunk.samples)

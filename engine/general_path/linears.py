@@ -19,15 +19,17 @@ from engine.llama.packed import (
     packed_bytes,
 )
 from engine.native.library import NativeLibrary
+from engine.oracle import cold_logits
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def pack_linears(model: "PreTrainedModel", library: NativeLibrary, weights: str) -> str | None:
+def pack_linears(model: "PreTrainedModel", library: NativeLibrary, weights: str) -> int | str:
     """Replace all linear layers by packed ones of float32, bfloat16 or int8 weights.
 
-    Returns None, or why nothing was changed: some models look into their layers' weights.
+    Returns the bytes they take, or why nothing was changed: some models look into their layers'
+    weights.
     """
     layers = _linear_layers(model)
     reason = _why_not(model, layers)
@@ -44,7 +46,7 @@ def pack_linears(model: "PreTrainedModel", library: NativeLibrary, weights: str)
         _replace(model, layer, packed)
         if layer is head and tied:
             model.set_input_embeddings(PackedEmbedding(packed, model.dtype))
-    return None
+    return arena.num_bytes
 
 
 def _linear_layers(model: "PreTrainedModel") -> list[nn.Module]:
@@ -71,8 +73,6 @@ def _why_not(model: "PreTrainedModel", layers: list[nn.Module]) -> str | None:
     for layer, bare in zip(layers, hidden, strict=True):
         _replace(model, layer, bare)
     try:
-        from engine.oracle import cold_logits
-
         cold_logits(model, (0, 0))
     except Exception as error:  # a model is foreign code and may fail in any way
         return f"its layers cannot be replaced: {' '.join(str(error).split())}"
@@ -104,7 +104,8 @@ def _as_linear(layer: nn.Module) -> nn.Linear:
     if isinstance(layer, nn.Linear):
         return layer
     weight, bias = cast(torch.Tensor, layer.weight), cast(torch.Tensor, layer.bias)
-    linear = nn.Linear(*weight.shape, device="meta")
+    in_features, out_features = weight.shape
+    linear = nn.Linear(in_features, out_features, device="meta")
     linear.weight = nn.Parameter(weight.detach().T, requires_grad=False)
     linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return linear

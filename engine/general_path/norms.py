@@ -77,8 +77,8 @@ def _native_twin(module: nn.Module, library: NativeLibrary) -> NativeRMSNorm | N
         or isinstance(module, nn.RMSNorm)  # its epsilon may be None, and it is one call already
         or names != ["weight"]
         or not isinstance(eps, float)
-        or list(module.children())
-        or list(module.buffers())
+        or any(True for _ in module.children())
+        or any(True for _ in module.buffers())
     ):
         return None
     weight = module.get_parameter("weight")

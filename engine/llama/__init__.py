@@ -7,13 +7,12 @@ it is the general path and the oracle.
 
 from engine.llama.match import why_not_llama
 from engine.llama.native import NativeLlama
-from engine.llama.packing import WEIGHT_DTYPES, PackedModel, pack_linears, pack_model
+from engine.llama.packing import WEIGHT_DTYPES, PackedModel, pack_model
 
 __all__ = [
     "WEIGHT_DTYPES",
     "NativeLlama",
     "PackedModel",
-    "pack_linears",
     "pack_model",
     "why_not_llama",
 ]

@@ -22,7 +22,7 @@ from engine.native.library import BF16, F32, Layer, Linear, NativeLibrary
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["WEIGHT_DTYPES", "PackedModel", "pack_linears", "pack_model"]
+__all__ = ["WEIGHT_DTYPES", "PackedModel", "pack_model"]
 
 
 @dataclass(frozen=True)
@@ -78,30 +78,6 @@ def pack_model(model: "PreTrainedModel", library: NativeLibrary, weights: str) -
         num_bytes=arena.num_bytes,
         kept=tuple(kept),
     )
-
-
-def pack_linears(model: "PreTrainedModel", library: NativeLibrary, weights: str) -> int:
-    """Replace every `nn.Linear` of any model by a packed one. Returns the bytes they take.
-
-    The weights of a head that the embedding shares are packed once; the embedding becomes a view.
-    """
-    dtype = WEIGHT_DTYPES[weights]
-    found = [
-        (parent, name, child)
-        for parent in model.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear
-    ]
-    arena = Arena(
-        sum(packed_bytes(library, c.in_features, [c.out_features], dtype) for _, _, c in found)
-    )
-    embedding = model.get_input_embeddings()
-    for parent, name, linear in found:
-        (packed,) = PackedWeights(library, arena, [linear], dtype).parts
-        setattr(parent, name, packed)
-        if type(embedding) is nn.Embedding and linear.weight is embedding.weight:
-            model.base_model.set_input_embeddings(PackedEmbedding(packed, model.dtype))
-    return arena.num_bytes
 
 
 def embedding_dtype(embedding: torch.Tensor | None) -> int:

@@ -37,6 +37,19 @@ void octavo_set_threads(int32_t threads) {
 
 int32_t octavo_threads(void) { return octavo::thread_count(); }
 
+int64_t octavo_read(const void* memory, int64_t bytes) {
+    constexpr int64_t kStretch = 1 << 20;
+    std::atomic<int64_t> total{0};
+    octavo::parallel_for((bytes + kStretch - 1) / kStretch, [&](int64_t task, int) {
+        const int64_t* at = (const int64_t*)((const char*)memory + task * kStretch);
+        const int64_t left = bytes - task * kStretch;
+        int64_t sum = 0;
+        for (int64_t i = 0; i < (left < kStretch ? left : kStretch) / 8; ++i) sum += at[i];
+        total.fetch_add(sum, std::memory_order_relaxed);
+    });
+    return total.load();
+}
+
 int32_t octavo_count_threads(void) {
     int count = 0;
 #pragma omp parallel num_threads(octavo::thread_count()) reduction(+ : count)

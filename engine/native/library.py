@@ -9,7 +9,7 @@ import ctypes
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
 from types import MappingProxyType
@@ -136,6 +136,7 @@ _SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = MappingProxyType(
         "octavo_set_threads": (None, (c_int32,)),
         "octavo_threads": (c_int32, ()),
         "octavo_count_threads": (c_int32, ()),
+        "octavo_read": (c_int64, (c_void_p, c_int64)),
         "octavo_packed_bytes": (c_int64, (c_int32, c_int32, c_int32)),
         "octavo_panel": (c_int32, ()),
         "octavo_pack": (
@@ -152,6 +153,10 @@ _SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = MappingProxyType(
         "octavo_write_pages": (
             None,
             (POINTER(Pages), POINTER(Batch), c_void_p, c_void_p, c_int32, c_int64),
+        ),
+        "octavo_draw": (
+            None,
+            (c_void_p, c_int32, c_int64, c_int32, c_void_p, c_int32, c_void_p),
         ),
         "octavo_rms_norm": (
             None,
@@ -211,8 +216,15 @@ def runnable_variants() -> list[str]:
 
 
 @functools.cache
-def load_library(isa: str | None = None, folder: Path = SOURCES) -> NativeLibrary | None:
-    """The library of `isa`, or of $OCTAVO_CPU_ISA, or the best that loads; None where none does."""
+def load_library(
+    isa: str | None = None,
+    folder: Path = SOURCES,
+    check: Callable[[NativeLibrary], None] | None = None,
+) -> NativeLibrary | None:
+    """The library of `isa`, or of $OCTAVO_CPU_ISA, or the best that loads; None where none does.
+
+    `check` raises `LibraryError` for a library that computes something wrong: it is passed over.
+    """
     chosen = isa or os.environ.get(ISA_VARIABLE) or "auto"
     if chosen == "none":
         logger.warning("native CPU kernels are off (%s=none): torch computes", ISA_VARIABLE)
@@ -229,7 +241,12 @@ def load_library(isa: str | None = None, folder: Path = SOURCES) -> NativeLibrar
                 raise LibraryError("this processor cannot run it")
             if name == "amx":
                 _ask_for_tiles()
-            return NativeLibrary(name, library_path(name, folder))
+            library = NativeLibrary(name, library_path(name, folder))
+            if check is not None:
+                check(library)
+            if reasons:
+                logger.warning("native CPU kernels %s: %s", name, "; ".join(reasons))
+            return library
         except LibraryError as error:
             reasons.append(f"{name}: {error}")
     why = "; ".join(reasons) or f"there are none for this processor ({machine()})"

@@ -32,6 +32,10 @@ OCTAVO_API int32_t octavo_threads(void);
 /* How many different threads one parallel region really ran on (a test's question). */
 OCTAVO_API int32_t octavo_count_threads(void);
 
+/* Reads `bytes` of memory with all threads: what a benchmark takes the bandwidth from. The result
+ * means nothing. */
+OCTAVO_API int64_t octavo_read(const void* memory, int64_t bytes);
+
 /* ---- pages --------------------------------------------------------------------------------- */
 
 /* One layer's keys and values, each [pages, page_size, kv_heads, head_dim] of `dtype`. With int8 a
@@ -78,6 +82,23 @@ OCTAVO_API void octavo_attention(const OctavoPages* pages, const OctavoBatch* ba
 OCTAVO_API void octavo_rms_norm(const void* x, int32_t dtype, int64_t rows, int64_t stride,
                                 const float* weight, int32_t width, float eps, int32_t rounded,
                                 void* y);
+
+/* ---- sampling (sample.cpp) ------------------------------------------------------------------- */
+
+/* One draw from a row of logits. `temperature` 0: greedy. `top_k` 0, `top_p` 1 and `min_p` 0 leave
+ * out their filter. `uniform` of [0, 1) picks among what is kept, in vocabulary order. */
+typedef struct OctavoDraw {
+    double uniform;
+    double top_p;
+    int64_t row;
+    int64_t top_k;
+    float temperature;
+    float min_p;
+} OctavoDraw;
+
+/* The token of each draw; -1 for a row whose largest logit is not finite or that holds a NaN. */
+OCTAVO_API void octavo_draw(const void* logits, int32_t dtype, int64_t stride, int32_t vocab,
+                            const OctavoDraw* draws, int32_t count, int64_t* tokens);
 
 /* ---- linear layers (linear.cpp) ------------------------------------------------------------ */
 

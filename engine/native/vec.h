@@ -178,6 +178,27 @@ inline Vec exp(Vec x) {
     return x < -87.3f ? broadcast(0.0f) : result;
 }
 
+/// e^x for x <= 0, 0 below -87.3, NaN for NaN: `exp` without what only larger numbers need.
+inline Vec exp_down(Vec x) {
+    const Vec lowest = broadcast(-87.3f);
+    const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
+    Vec clamped = x < lowest ? lowest : x;
+    Vec shifted = fma(clamped, broadcast(1.44269504088896341f), magic);
+    Vec n = shifted - magic;
+    Vec r = fma(n, broadcast(-0.693359375f), clamped);
+    r = fma(n, broadcast(2.12194440e-4f), r);
+    Vec p = broadcast(1.9875691500e-4f);
+    p = fma(p, r, broadcast(1.3981999507e-3f));
+    p = fma(p, r, broadcast(8.3334519073e-3f));
+    p = fma(p, r, broadcast(4.1665795894e-2f));
+    p = fma(p, r, broadcast(1.6666665459e-1f));
+    p = fma(p, r, broadcast(5.0000001201e-1f));
+    p = fma(p * r, r, r) + 1.0f;
+    // 2^n is added to the exponent, in place of a product.
+    Vec result = bits<Vec>(bits<IntVec>(p) + (bits<IntVec>(shifted) << 23));
+    return x < lowest ? Vec{} : (p == p ? result : p);
+}
+
 /// x / (1 + e^-x)
 inline Vec silu(Vec x) { return x / (exp(-x) + 1.0f); }
 

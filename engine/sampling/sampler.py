@@ -109,7 +109,7 @@ class _Logits:
         tokens = np.full(len(rows), -1, np.int64)
         fine = np.flatnonzero(np.isfinite(self.blocked.peaks[at]))
         if len(fine):
-            tokens[fine] = draw(self.blocked, at[fine], [rows[i] for i in fine])
+            tokens[fine] = draw(self.blocked, at[fine], [rows[i] for i in fine.tolist()])
         return tokens
 
 

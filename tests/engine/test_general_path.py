@@ -86,7 +86,7 @@ def test_packed_layers_and_native_norms_keep_the_logits(
 ) -> None:
     model = tiny(family)
     expected, answer = cold_logits(model, TOKENS), cold_generate(model, TOKENS[:9], 20)
-    assert pack_linears(model, library, "float32") is None
+    assert isinstance(pack_linears(model, library, "float32"), int)
     norms = replace_norms(model, library)
     assert norms == {"gpt2": 0, "llama": 5, "mistral": 5, "qwen3": 9, "gemma3_text": 13}[family]
     torch.testing.assert_close(cold_logits(model, TOKENS), expected, atol=1e-4, rtol=1e-4)
@@ -95,7 +95,7 @@ def test_packed_layers_and_native_norms_keep_the_logits(
 
 def test_packed_layers_replace_the_models_own(library: NativeLibrary, family: str) -> None:
     model = tiny(family)
-    assert pack_linears(model, library, "float32") is None
+    assert isinstance(pack_linears(model, library, "float32"), int)
     # A head is left where an embedding that does more than look up reads the same weights.
     assert len(linears(model)) == (1 if family == "gemma3_text" else 0)
     shared = family in ("llama", "gpt2")
@@ -106,7 +106,7 @@ def test_packed_layers_replace_the_models_own(library: NativeLibrary, family: st
 def test_int8_weights_are_close(library: NativeLibrary, dtype: torch.dtype) -> None:
     model = tiny("llama", dtype)
     expected = cold_logits(tiny("llama"), TOKENS)
-    assert pack_linears(model, library, "int8") is None
+    assert isinstance(pack_linears(model, library, "int8"), int)
     difference = (cold_logits(model, TOKENS) - expected).square().mean().sqrt()
     assert 0 < difference / expected.std() < 0.05
 
@@ -156,7 +156,7 @@ def test_a_model_that_looks_into_its_weights_is_left_alone(library: NativeLibrar
 
     layer.forward = nosy.__get__(layer)
     reason = pack_linears(model, library, "float32")
-    assert reason is not None
+    assert isinstance(reason, str)
     assert "cannot be replaced" in reason and "weight" in reason
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
     assert torch.equal(cold_logits(model, TOKENS), expected)

@@ -16,6 +16,11 @@ from scheduler import Chunk, Request, SamplingParams, Sequence, StepPlan
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+
+class SelfCheckError(EngineError):
+    """The engine computes something else than transformers."""
+
+
 # Root mean square of the difference, relative to the spread of the logits. Rounding over tens of
 # layers gives some percent in 16-bit formats; a missing feature changes logits by tens of percent.
 _LENGTH = 64
@@ -44,7 +49,7 @@ def self_check(
 ) -> None:
     """Compare the last logits of a sequence, computed in two chunks over pages, with those of a
     cold forward (`probe_logits`). Uses pages of the storage, so it runs before the first request.
-    Raises `EngineError`.
+    Raises `SelfCheckError`.
     """
     length = min(2 * page_size + 3, num_pages * page_size, _LENGTH)
     tokens = _tokens(model, length)
@@ -68,7 +73,7 @@ def self_check(
     expected = probed[length - 1]
     difference = (logits[-1].float() - expected).square().mean().sqrt() / expected.std()
     if not difference.item() <= _TOLERANCE[model.dtype]:
-        raise EngineError(
+        raise SelfCheckError(
             f"this model ({type(model).__name__}) computes something else over pages than without "
             f"(logits differ by {difference.item():.3g} of their spread): it cannot be served right"
         )

@@ -234,7 +234,7 @@ def load_library(
         logger.warning("%s=%s is unknown; there are: %s", ISA_VARIABLE, chosen, names)
         chosen = "auto"
     runnable = runnable_variants()
-    reasons = []
+    reasons: list[str] = []
     for name in runnable if chosen == "auto" else (chosen,):
         try:
             if name not in runnable:

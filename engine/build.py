@@ -6,7 +6,8 @@ serving impossible raises `EngineError` here, with one line for the user.
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,11 +15,15 @@ import torch
 from engine.attention import ATTENTION_NAME, register_attention, select_kernel
 from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.engine import Engine
+from engine.layers import NATIVE, TRANSFORMERS, Layers, choose_layers
+from engine.llama import try_linears
 from engine.loading import Progress, Reporter, resolve_model
-from engine.loading.load import LoadedModel, load_model
+from engine.loading.load import LoadedModel, choose_device, choose_dtype, load_model
 from engine.machine import available_memory_bytes, usable_threads
 from engine.model_runner import ModelRunner
-from engine.self_check import self_check
+from engine.native.library import load_library
+from engine.sampling import NativeDraws
+from engine.self_check import SelfCheckError, probe_logits, self_check
 from kv_cache import CacheManager
 from kv_cache.sizing import CachePlan, CacheSizeError, page_bytes, plan_pages
 from kv_cache.storage import PageStorage
@@ -57,7 +62,10 @@ def build_engine(config: EngineConfig, report: Reporter) -> Engine:
 
 
 def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
-    """Load the model, size and allocate the pages, choose the kernel. Raises `EngineError`."""
+    """Load the model, size and allocate the pages, choose the kernels. Raises `EngineError`.
+
+    Where the native block fails the self-check the model is loaded anew for the general path.
+    """
     start = time.monotonic()
     threads = config.threads or usable_threads()
     torch.set_num_threads(threads)
@@ -68,52 +76,121 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         report=report,
         with_code=config.trust_remote_code,
     )
-    report(Progress("loading the model"))
-    register_attention()
-    loaded = load_model(
-        model_dir,
-        dtype=config.dtype,
-        device=config.device,
-        attn_implementation=ATTENTION_NAME,
-        trust_remote_code=config.trust_remote_code,
-    )
-    dtype, device = getattr(torch, loaded.dtype), torch.device(loaded.device)
-    plan = _plan_pages(config, loaded, dtype, device)
-    kernel_name, kernel = select_kernel(
-        config.attention,
-        spec=loaded.spec,
-        dtype=dtype,
-        device=device,
-        page_size=config.page_size,
-    )
-    storage = _allocate(loaded, plan.num_pages, config.page_size, dtype, device)
-    runner = ModelRunner(loaded.model, storage, kernel, page_size=config.page_size)
-    if config.self_check:
-        report(Progress("checking paged attention against the plain model"))
-        self_check(loaded.model, runner, page_size=config.page_size, num_pages=plan.num_pages)
-    info = EngineInfo(
-        model=config.model,
-        model_dir=model_dir,
-        dtype=loaded.dtype,
-        device=loaded.device,
-        threads=threads,
-        attention=kernel_name,
-        vocab_size=loaded.spec.vocab_size,
-        max_model_len=plan.max_model_len,
-        page_size=config.page_size,
-        num_pages=plan.num_pages,
-        kv_cache_bytes=plan.bytes,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        enable_prefix_caching=config.enable_prefix_caching,
-        load_seconds=time.monotonic() - start,
-        notes=(plan.note,),
-    )
-    return LoadedEngine(loaded.model, runner, info)
+    loading = _Loading(config, model_dir, threads, report)
+    try:
+        loaded = loading.load()
+    except SelfCheckError as error:
+        if loading.layers_name != NATIVE or config.layers != "auto":
+            raise
+        logger.warning("the native block is not used: %s", error)
+        general = replace(config, layers=TRANSFORMERS)
+        loaded = _Loading(general, model_dir, threads, report).load()
+    return replace(loaded, info=replace(loaded.info, load_seconds=time.monotonic() - start))
+
+
+class _Loading:
+    """One attempt at loading, from a model's folder to an engine that has been checked."""
+
+    def __init__(
+        self, config: EngineConfig, model_dir: Path, threads: int, report: Reporter
+    ) -> None:
+        self._config, self._model_dir, self._report = config, model_dir, report
+        self._threads = threads
+        self.layers_name: str | None = None
+
+    def load(self) -> LoadedEngine:
+        config = self._config
+        self._report(Progress("loading the model"))
+        register_attention()
+        device_name = choose_device(config.device)
+        library = load_library(check=try_linears) if device_name == "cpu" else None
+        if library is not None:
+            library.set_threads(self._threads)
+        loaded = load_model(
+            self._model_dir,
+            dtype=choose_dtype(config.dtype, device_name, native=library is not None),
+            device=device_name,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=config.trust_remote_code,
+        )
+        device = torch.device(loaded.device)
+        kv_name = loaded.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        kv_dtype = getattr(torch, kv_name)
+        probed = self._probe(loaded, original=True)
+        layers = choose_layers(config, loaded, kv_dtype, library)
+        self.layers_name = layers.name
+        if probed is None:
+            probed = self._probe(loaded, original=False)
+        if library is not None:  # packed: what was mapped is not read again
+            loaded = replace(loaded, mapped_bytes=0)
+        plan = _plan_pages(config, loaded, kv_dtype, device)
+        attention_name, attention = select_kernel(
+            config.attention,
+            spec=loaded.spec,
+            dtype=getattr(torch, loaded.dtype),
+            kv_dtype=kv_dtype,
+            device=device,
+            page_size=config.page_size,
+            library=library,
+        )
+        storage = _allocate(loaded, plan.num_pages, config.page_size, kv_dtype, device)
+        runner = ModelRunner(
+            layers.forward(storage, attention),
+            storage,
+            page_size=config.page_size,
+            draws=NativeDraws(library) if library is not None else None,
+        )
+        if probed is not None:
+            self._report(Progress("checking the engine against the plain model"))
+            self_check(
+                loaded.model, runner, probed, page_size=config.page_size, num_pages=plan.num_pages
+            )
+        return LoadedEngine(
+            loaded.model, runner, self._describe(loaded, layers, plan, attention_name, kv_name)
+        )
+
+    def _probe(self, loaded: LoadedModel, *, original: bool) -> torch.Tensor | None:
+        """Logits to check against, if this is the moment. Weights that stay what they are: before
+        anything is done to the model. Quantised ones are compared with themselves: how far they
+        are from the originals is no question of right or wrong."""
+        wanted = self._config.self_check and original != bool(self._config.quantization)
+        return probe_logits(loaded.model) if wanted else None
+
+    def _describe(
+        self,
+        loaded: LoadedModel,
+        layers: Layers,
+        plan: CachePlan,
+        attention_name: str,
+        kv_name: str,
+    ) -> EngineInfo:
+        config = self._config
+        return EngineInfo(
+            model=config.model,
+            model_dir=self._model_dir,
+            dtype=loaded.dtype,
+            device=loaded.device,
+            threads=self._threads,
+            layers=layers.name,
+            attention=attention_name,
+            quantization=config.quantization,
+            weight_bytes=layers.weight_bytes,
+            vocab_size=loaded.spec.vocab_size,
+            max_model_len=plan.max_model_len,
+            page_size=config.page_size,
+            num_pages=plan.num_pages,
+            kv_cache_dtype=kv_name,
+            kv_cache_bytes=plan.bytes,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            enable_prefix_caching=config.enable_prefix_caching,
+            load_seconds=0.0,  # known when all is done
+            notes=(plan.note,),
+        )
 
 
 def _plan_pages(
-    config: EngineConfig, loaded: LoadedModel, dtype: torch.dtype, device: torch.device
+    config: EngineConfig, loaded: LoadedModel, kv_dtype: torch.dtype, device: torch.device
 ) -> CachePlan:
     spec = loaded.spec
     default_bytes = None
@@ -130,7 +207,8 @@ def _plan_pages(
                 spec.num_kv_heads,
                 spec.head_dim,
                 config.page_size,
-                dtype.itemsize,
+                kv_dtype.itemsize,
+                scale_bytes=4 if kv_dtype == torch.int8 else 0,
             ),
             page_size=config.page_size,
             model_max_len=spec.max_model_len,

@@ -8,25 +8,30 @@ them is tried again in smaller pieces (`engine.step_rescue`).
 import gc
 
 import torch
-from torch import nn
 
-from engine.attention import Kernel
-from engine.sampling import SampleRow, sample, score
+from engine.forward import Forward
+from engine.sampling import MIN_TEMPERATURE, NOT_FINITE, NativeDraws, SampleRow, sample, score
 from engine.step_inputs import StepInputs, build_inputs
 from engine.step_rescue import StepRescue
 from kv_cache.storage import PageStorage
-from scheduler import Chunk, ChunkResult, StepPlan, StepResult, TokenLogprob
+from scheduler import Chunk, ChunkResult, Sample, StepPlan, StepResult, TokenLogprob
 
 
 class ModelRunner:
     """Runs steps of one model over one page storage."""
 
     def __init__(
-        self, model: nn.Module, storage: PageStorage, kernel: Kernel, *, page_size: int
+        self,
+        forward: Forward,
+        storage: PageStorage,
+        *,
+        page_size: int,
+        draws: NativeDraws | None = None,
     ) -> None:
-        self._model = model
+        """`draws` is the sampler's kernel, where there is one for the storage's device."""
+        self._forward = forward
+        self._draws = draws
         self.storage = storage
-        self._kernel = kernel
         self._page_size = page_size
         self._rescue = StepRescue(
             self._compute,
@@ -44,20 +49,20 @@ class ModelRunner:
         return self._rescue.run(plan.chunks)
 
     def _compute(self, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
-        logits = self.forward(build_inputs(StepPlan(chunks), self.storage, self._page_size))
-        return self._read_logits(chunks, logits)
+        inputs = build_inputs(StepPlan(chunks), self.storage, self._page_size)
+        if _only_greedy(chunks):
+            found = self.best(inputs)
+            if found is not None:
+                return _read_best(chunks, *found)
+        return self._read_logits(chunks, self.forward(inputs))
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Logits `[rows, vocab]` of the wanted rows, in the model's dtype; writes the pages."""
-        output = self._model(
-            input_ids=inputs.input_ids,
-            position_ids=inputs.position_ids,
-            use_cache=False,
-            logits_to_keep=inputs.logit_rows,
-            paged=(inputs.batch, self._kernel),
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return self._forward.logits(inputs)
+
+    def best(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The best token of each wanted row, as `Forward.best` has it."""
+        return self._forward.best(inputs)
 
     def _read_logits(
         self, chunks: tuple[Chunk, ...], logits: torch.Tensor
@@ -72,7 +77,7 @@ class ModelRunner:
             if chunk.samples:
                 rows += [_sample_row(chunk, choice, at) for choice in chunk.samples]
                 at += 1
-        samples = iter(sample(logits, rows) if rows else ())
+        samples = iter(sample(logits, rows, self._draws) if rows else ())
         results = []
         for chunk, scored in zip(chunks, scores, strict=True):
             drawn = tuple(next(samples) for _ in chunk.samples)
@@ -81,6 +86,36 @@ class ModelRunner:
             else:
                 results.append(ChunkResult(chunk.num_tokens, drawn, scored))
         return tuple(results)
+
+
+def _only_greedy(chunks: tuple[Chunk, ...]) -> bool:
+    """Whether the best token of each row is all that this step wants of its logits."""
+    if any(chunk.score_from is not None for chunk in chunks):
+        return False
+    sampled = [chunk for chunk in chunks if chunk.samples]
+    # Looked at before rows are built: most steps that are not greedy end here.
+    if any(chunk.sequence.request.params.temperature >= MIN_TEMPERATURE for chunk in sampled):
+        return False
+    return all(
+        chunk.sequence.request.params.logprobs is None and not _sample_row(chunk, 0, 0).adjusted
+        for chunk in sampled
+    )
+
+
+def _read_best(
+    chunks: tuple[Chunk, ...], best: torch.Tensor, peaks: torch.Tensor
+) -> tuple[ChunkResult, ...]:
+    """Results of a greedy step: every choice of a row is the same token."""
+    rows = zip(best.tolist(), peaks.isfinite().tolist(), strict=True)
+    results = []
+    for chunk in chunks:
+        drawn: tuple[Sample, ...] = ()
+        if chunk.samples:
+            token, finite = next(rows)
+            sample = Sample(token) if finite else Sample(-1, error=NOT_FINITE)
+            drawn = (sample,) * len(chunk.samples)
+        results.append(ChunkResult(chunk.num_tokens, drawn, ()))
+    return tuple(results)
 
 
 def _score_prompt(chunk: Chunk, logits: torch.Tensor) -> tuple[TokenLogprob, ...] | ValueError:

@@ -64,6 +64,13 @@ MODEL_FLAGS = (
 ENGINE_FLAGS = (
     *MODEL_FLAGS,
     Flag("dtype", ("--dtype",), one_of("auto", "float32", "bfloat16", "float16"), "of the weights"),
+    Flag(
+        "quantization",
+        ("--quantization", "-q"),
+        one_of("int8"),
+        "of the linear layers' weights; needs the native CPU kernels",
+        "KIND",
+    ),
     Flag("device", ("--device",), one_of("auto", "cpu", "cuda"), "where the model runs"),
     Flag(
         "max_model_len", ("--max-model-len",), at_least(1), "context: prompt and answer, in tokens"
@@ -71,6 +78,13 @@ ENGINE_FLAGS = (
     Flag("page_size", ("--block-size", "--page-size"), at_least(1), "tokens in one cache page"),
     Flag(
         "num_pages", ("--num-gpu-blocks-override", "--num-pages"), at_least(1), "pages in the cache"
+    ),
+    Flag(
+        "kv_cache_dtype",
+        ("--kv-cache-dtype",),
+        one_of("auto", "float32", "bfloat16", "int8"),
+        "of cached keys and values; auto: the model's",
+        "DTYPE",
     ),
     Flag(
         "kv_cache_memory_bytes",
@@ -110,6 +124,12 @@ ENGINE_FLAGS = (
         "SECONDS",
     ),
     Flag("threads", ("--threads",), at_least(1), "CPU threads; default: what the container allows"),
+    Flag(
+        "layers",
+        ("--layers",),
+        one_of("auto", "native", "transformers"),
+        "who computes them; auto: the native block where it fits the model",
+    ),
     Flag("attention", ("--attention",), non_empty, "attention kernel; auto takes the fastest"),
     Flag("self_check", ("--self-check",), None, "compare with a cold forward at start"),
 )

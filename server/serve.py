@@ -229,8 +229,11 @@ def start_lines(info: EngineInfo, address: str, names: tuple[str, ...]) -> list[
     """What the person who started the server wants to know, in plain words."""
     return [
         f"model {info.model} as {info.dtype} from {info.model_dir}",
-        f"device {info.device}, {info.threads} threads, attention by {info.attention}",
-        f"cache {info.num_pages} pages of {info.page_size} tokens: {info.num_slots} tokens fit",
+        f"weights {info.quantization or info.dtype}, {info.weight_bytes / 2**20:.0f} MiB",
+        f"device {info.device}, {info.threads} threads, layers by {info.layers}, attention by "
+        f"{info.attention}",
+        f"cache {info.num_pages} pages of {info.page_size} tokens: {info.num_slots} tokens fit, "
+        f"{info.kv_cache_bytes / 2**20:.0f} MiB as {info.kv_cache_dtype}",
         *info.notes,
         f"at once up to {info.max_num_seqs} sequences, {info.max_num_batched_tokens} tokens a "
         f"step; prefix caching {'on' if info.enable_prefix_caching else 'off'}",

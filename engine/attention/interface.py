@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from engine.attention.batch import PagedBatch
-from engine.attention.select import Kernel
+from engine.attention.kernel import Attention
 from engine.loading.support import meaningful_keywords
 
 ATTENTION_NAME = "octavo"
@@ -30,7 +30,7 @@ def _paged_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    paged: tuple[PagedBatch, Kernel],
+    paged: tuple[PagedBatch, Attention],
     scaling: float | None = None,
     sliding_window: int | None = None,
     **others: object,
@@ -44,11 +44,11 @@ def _paged_attention(
     if unknown or attention_mask is not None:
         what = ", ".join(unknown) or "an attention mask"
         raise NotImplementedError(f"{type(module).__name__} asks attention for {what}")
-    batch, kernel = paged
+    batch, attention = paged
     layer: int = module.layer_idx  # type: ignore[assignment]
     k_pages, v_pages = batch.storage.layer(layer)
-    k_pages.flatten(0, 1)[batch.slots] = key[0].transpose(0, 1)
-    v_pages.flatten(0, 1)[batch.slots] = value[0].transpose(0, 1)
+    attention.write(key[0].transpose(0, 1), value[0].transpose(0, 1), k_pages, v_pages, batch)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     packed = query[0].transpose(0, 1)
-    return kernel(packed, k_pages, v_pages, batch, scale, sliding_window).unsqueeze(0), None
+    attended = attention.attend(packed, k_pages, v_pages, batch, scale, sliding_window)
+    return attended.unsqueeze(0), None

@@ -64,16 +64,18 @@ def choose_device(device: str) -> str:
     return "cpu"
 
 
-def choose_dtype(dtype: str, device: str) -> str:
-    """A dtype's name; auto is bfloat16 where the hardware multiplies it, else float32.
+def choose_dtype(dtype: str, device: str, *, native: bool = False) -> str:
+    """A dtype's name; auto is bfloat16 where it is the faster one, else float32.
 
-    Raises `EngineError` for an unknown name.
+    That is where the hardware multiplies it, and on every CPU with native kernels: those read
+    weights of half the size and compute in float32. Raises `EngineError` for an unknown name.
     """
     if dtype != "auto":
         if dtype not in _DTYPES:
             raise EngineError(f"dtype {dtype!r} is unknown; there are: auto, {', '.join(_DTYPES)}")
         return dtype
-    fast = torch.cuda.is_bf16_supported() if device == "cuda" else has_fast_bfloat16()
+    on_cpu = native or has_fast_bfloat16()
+    fast = torch.cuda.is_bf16_supported() if device == "cuda" else on_cpu
     return "bfloat16" if fast else "float32"
 
 

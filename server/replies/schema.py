@@ -212,12 +212,16 @@ class ServerInfo(Shape):
     dtype: str
     device: str
     threads: int
+    layers: str = Field(description="Who computes them: native or transformers.")
     attention: str
+    quantization: str | None = Field(description="Of the linear layers' weights.")
+    weight_bytes: int
     vocab_size: int
     max_model_len: int
     page_size: int
     num_pages: int
     num_slots: int = Field(description="Tokens that fit in the cache.")
+    kv_cache_dtype: str
     kv_cache_bytes: int
     max_num_seqs: int
     max_num_batched_tokens: int

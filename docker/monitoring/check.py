@@ -28,7 +28,9 @@ def queries() -> list[tuple[str, str]]:
     """Where each comes from, and the query with Grafana's variables filled in."""
     dashboard = json.loads((FOLDER / "grafana" / "octavo.json").read_text())
     found = [
-        (panel["title"], target["expr"]) for panel in dashboard["panels"] for target in panel["targets"]
+        (panel["title"], target["expr"])
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
     ]
     rules = (FOLDER / "alerts.yml").read_text()
     for name, rule in re.findall(r"alert: (\w+)\n\s+expr: (.+?)\n\s+(?:for|labels):", rules, re.S):

@@ -22,6 +22,8 @@ POOL_FLAGS = ("--num-pages", "20", "--max-num-seqs", "16", "--max-num-batched-to
 # Outcomes of calls that did not get their whole answer, and may not: they left, or the engine died.
 LEFT = "left"
 ENGINE_DIED = frozenset({"engine_dead", "engine_restarting"})
+# Its time was over, before or after it had begun: some calls set themselves a short one.
+OUT_OF_TIME = frozenset({"queue_timeout", "deadline"})
 
 # What an answer comes down to: text, finish reason and stop reason of each choice, tokens made.
 Answer = tuple[tuple[tuple[str, str, Any], ...], int]
@@ -156,8 +158,13 @@ class ChaosRun:
     async def _send(self, client: httpx.AsyncClient, call: int | BadRequest) -> str:
         if isinstance(call, BadRequest):
             return await self._send_bad(client, call)
+        rng, extra = self._rng, {}
+        if rng.random() < 0.3:
+            extra["priority"] = rng.randint(-2, 2)
+        if rng.random() < 0.05:
+            extra["timeout"] = rng.uniform(0.5, 5.0)
         asking = asyncio.ensure_future(
-            _ask(client, self._good[call], stream=self._rng.random() < 0.5)
+            _ask(client, self._good[call], stream=rng.random() < 0.5, **extra)
         )
         if self._rng.random() < self.plan.part_leaving:
             # Mostly soon: queued, in the prompt, at the first tokens; sometimes too late.
@@ -169,6 +176,8 @@ class ChaosRun:
         answer = await asking
         if isinstance(answer, str):
             return answer
+        if any(stop_reason == "deadline" for _, _, stop_reason in answer[0]):
+            return "deadline"
         if answer != self._expected[call]:
             self.report.wrong_answers.append(
                 f"{self._good[call]}: {answer} instead of {self._expected[call]}"
@@ -245,9 +254,11 @@ async def _is_busy(client: httpx.AsyncClient) -> bool:
     return bool(load["num_requests_running"] >= 4)
 
 
-async def _ask(client: httpx.AsyncClient, request: GoodRequest, *, stream: bool) -> Answer | str:
+async def _ask(
+    client: httpx.AsyncClient, request: GoodRequest, *, stream: bool, **extra: float
+) -> Answer | str:
     """The whole answer, or the code of the error that came instead."""
-    body = request.body | {"stream": stream}
+    body = request.body | {"stream": stream} | extra
     if not stream:
         response = await client.post(request.path, json=body)
         reply = response.json()

@@ -24,6 +24,7 @@ from engine.model_runner import ModelRunner
 from engine.native.library import load_library
 from engine.sampling import NativeDraws
 from engine.self_check import SelfCheckError, probe_logits, self_check
+from engine.step_log import StepLog
 from kv_cache import CacheManager
 from kv_cache.sizing import CachePlan, CacheSizeError, page_bytes, plan_pages
 from kv_cache.storage import PageStorage
@@ -58,7 +59,9 @@ def build_engine(config: EngineConfig, report: Reporter) -> Engine:
         loaded.info.page_size,
         enable_prefix_caching=config.enable_prefix_caching,
     )
-    return Engine(Scheduler(scheduler_config, cache), loaded.runner, loaded.info)
+    step_log = None if config.step_log is None else StepLog(config.step_log, loaded.info)
+    scheduler = Scheduler(scheduler_config, cache)
+    return Engine(scheduler, loaded.runner, loaded.info, step_log=step_log)
 
 
 def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:

@@ -132,6 +132,7 @@ ENGINE_FLAGS = (
     ),
     Flag("attention", ("--attention",), non_empty, "attention kernel; auto takes the fastest"),
     Flag("self_check", ("--self-check",), None, "compare with a cold forward at start"),
+    Flag("step_log", ("--step-log",), Path, "file for a line of JSON per step", "FILE"),
 )
 
 SERVER_FLAGS = (

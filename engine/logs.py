@@ -83,7 +83,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        line |= {name: value for name, value in fields_of(record).items() if name not in line}
+        for name, value in fields_of(record).items():
+            line.setdefault(name, round(value, 3) if isinstance(value, float) else value)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

@@ -101,6 +101,7 @@ class EventStream(Response):
         resources: AbstractContextManager[object],
         cutoff: "asyncio.Future[None]",
         keepalive_interval: float,
+        record: RequestRecord,
     ) -> None:
         super().__init__(headers=HEADERS)
         del self.headers["content-length"]
@@ -108,6 +109,7 @@ class EventStream(Response):
         self._resources = resources
         self._cutoff = cutoff
         self._keepalive_interval = keepalive_interval
+        self._record = record
         self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,7 +138,9 @@ class EventStream(Response):
             writer.result()
             await _send_piece(send, b"", more=False)
         elif self._cutoff.done():
-            last_words = error_event(ShuttingDownError("the server is shutting down"))
+            told = ShuttingDownError("the server is shutting down")
+            self._record.error = told.code
+            last_words = error_event(told)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
                     await _send_piece(send, last_words, more=False)

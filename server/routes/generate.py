@@ -127,6 +127,7 @@ async def respond(
             resources=resources.pop_all(),
             cutoff=cutoff,
             keepalive_interval=context.settings.keepalive_interval,
+            record=record_of(http),
         )
     answers = await while_connected(http, collect(generation), cutoff)
     usage = generation.usage

@@ -1,6 +1,7 @@
 """`octavo serve` from its first line to its exit code, over the scripted engine."""
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -85,7 +86,10 @@ def test_a_stop_signal_lets_open_streams_end_and_refuses_new_calls(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_what_outlasts_the_time_to_drain_is_cut_off_with_an_error(new_engine, run_server, stream):
+def test_what_outlasts_the_time_to_drain_is_cut_off_with_an_error(
+    new_engine, run_server, caplog, stream
+):
+    caplog.set_level(logging.INFO, logger="octavo.requests")
     engine = new_engine("hello world", pause_at=1)
 
     def act(url):
@@ -100,6 +104,8 @@ def test_what_outlasts_the_time_to_drain_is_cut_off_with_an_error(new_engine, ru
     assert response.status_code == (200 if stream else 503)
     assert '"code":"shutting_down"' in response.text and "[DONE]" not in response.text
     assert len(engine.aborted) == 1 and engine.idle
+    [line] = [r.fields for r in caplog.records if "finish" in getattr(r, "fields", {})]
+    assert (line["finish"], line["error"]) == ("abort", "shutting_down")
 
 
 def test_a_second_signal_cuts_off_at_once(new_engine, run_server):

@@ -18,7 +18,7 @@ from server_process import ServerProcess, until
 
 MAX_BODY_BYTES = 256 * 1024
 CALL_SECONDS = 300.0
-POOL_FLAGS = ("--num-pages", "20", "--max-num-seqs", "16", "--max-num-batched-tokens", "256")
+POOL_FLAGS = ("--num-pages", "14", "--max-num-seqs", "16", "--max-num-batched-tokens", "256")
 # Outcomes of calls that did not get their whole answer, and may not: they left, or the engine died.
 LEFT = "left"
 ENGINE_DIED = frozenset({"engine_dead", "engine_restarting"})

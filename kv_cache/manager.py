@@ -132,23 +132,23 @@ class CacheManager:
         Returns the page copies to run first (mostly none), or None, with nothing changed, when the
         pool has too few pages to do so and keep `spare` ones available.
         """
-        needed = self.pages_needed(table, num_tokens)
-        if needed + spare > self._pool.num_available:
+        locked, missing = self._shortfall(table, num_tokens)
+        if len(locked) + missing + spare > self._pool.num_available:
             return None
         copies = []
-        for i in self._locked(table):
+        for i in locked:
             source, target = table.pages[i], self._allocate()
             copies.append(PageCopy(source, target))
             table.pages[i] = target
             self._drop_reference(source)
-        table.pages.extend(self._allocate() for _ in range(needed - len(copies)))
+        for _ in range(missing):
+            table.pages.append(self._allocate())
         return copies
 
     def pages_needed(self, table: PageTable, num_tokens: int) -> int:
         """Pages that `reserve` would hand out: those missing, and one for each copy."""
-        assert table in self._tables, "the table was released"
-        end = table.num_tokens + num_tokens
-        return max(self.pages_for(end) - len(table.pages), 0) + len(self._locked(table))
+        locked, missing = self._shortfall(table, num_tokens)
+        return len(locked) + missing
 
     def commit(self, table: PageTable, tokens: Sequence[int], num_tokens: int) -> None:
         """Declare the next `num_tokens` tokens valid: their keys and values have been written.
@@ -253,11 +253,15 @@ class CacheManager:
             is_cached = references == 0 and page in self._index
             assert is_cached == self._pool.is_cached(page), f"page {page} is in the wrong list"
 
-    def _locked(self, table: PageTable) -> list[int]:
-        """Where in the table the pages stand that a write behind the valid tokens would have to
-        copy first. Only the page inside which the valid tokens end can be one."""
-        first = table.num_tokens // self.page_size
-        return [i for i in range(first, len(table.pages)) if not self._writable(table.pages[i])]
+    def _shortfall(self, table: PageTable, num_tokens: int) -> tuple[list[int], int]:
+        """Where in the table the pages stand that a write of so many tokens would have to copy
+        first, and how many pages are missing. Only the page inside which the valid tokens end can
+        need a copy. Asked for every sequence of every step."""
+        assert table in self._tables, "the table was released"
+        pages, size = table.pages, self.page_size
+        first, end = table.num_tokens // size, table.num_tokens + num_tokens
+        locked = [i for i in range(first, len(pages)) if not self._writable(pages[i])]
+        return locked, max(-(-end // size) - len(pages), 0)
 
     def _writable(self, page: int) -> bool:
         return self._pool.references(page) == 1 and page not in self._index

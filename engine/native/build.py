@@ -1,7 +1,7 @@
 """Compiles the kernels, one shared library per instruction set, beside the sources.
 
 Called by `setup.py` at install (editable or not), by `make`, and by hand:
-`python -m engine.native.build`. It needs nothing but a C++ compiler with OpenMP and takes seconds.
+`python -m engine.native.build`. It needs nothing but a C++ compiler.
 Every library carries the fingerprint of the sources it was built from, so that a stale one is
 noticed at load. Imports nothing of ours: an installer runs this file alone.
 """
@@ -24,7 +24,7 @@ SOURCES = Path(__file__).resolve().parent
 _COMPILERS = ("c++", "g++", "clang++")
 # Not -ffast-math: NaN and infinity keep their meaning, and sums the order they are written in.
 _FLAGS = (
-    "-std=c++17 -O3 -shared -fPIC -fopenmp -fvisibility=hidden -fno-math-errno -fno-trapping-math "
+    "-std=c++17 -O3 -shared -fPIC -pthread -fvisibility=hidden -fno-math-errno -fno-trapping-math "
     # The last two: GCC 12 warns of its own AVX-512 headers.
     "-Wall -Wextra -Wno-psabi -Wno-uninitialized -Wno-maybe-uninitialized"
 )

@@ -1,17 +1,9 @@
-// What the library says of itself, and the number of threads: the only state between calls.
+// What the library says of itself.
 #include "octavo.h"
+
+#include <atomic>
+
 #include "parallel.h"
-
-namespace octavo {
-namespace {
-std::atomic<int> threads_setting{0};
-}
-
-int thread_count() {
-    int threads = threads_setting.load(std::memory_order_relaxed);
-    return threads > 0 ? threads : omp_get_max_threads();
-}
-}  // namespace octavo
 
 int32_t octavo_abi(void) { return OCTAVO_ABI; }
 
@@ -31,12 +23,6 @@ const char* octavo_isa(void) {
 
 const char* octavo_sources(void) { return OCTAVO_SOURCES; }
 
-void octavo_set_threads(int32_t threads) {
-    octavo::threads_setting.store(threads, std::memory_order_relaxed);
-}
-
-int32_t octavo_threads(void) { return octavo::thread_count(); }
-
 int64_t octavo_read(const void* memory, int64_t bytes) {
     constexpr int64_t kStretch = 1 << 20;
     std::atomic<int64_t> total{0};
@@ -48,11 +34,4 @@ int64_t octavo_read(const void* memory, int64_t bytes) {
         total.fetch_add(sum, std::memory_order_relaxed);
     });
     return total.load();
-}
-
-int32_t octavo_count_threads(void) {
-    int count = 0;
-#pragma omp parallel num_threads(octavo::thread_count()) reduction(+ : count)
-    count += 1;
-    return count;
 }

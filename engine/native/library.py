@@ -1,7 +1,6 @@
 """Chooses and loads the kernels that this processor can run, and tells ctypes their signatures.
 
-Load after torch, so that both share one OpenMP pool. `OCTAVO_CPU_ISA` forces a variant; `none`
-turns native code off. Whoever gets `None` takes the torch path; why is logged once, as a warning.
+`OCTAVO_CPU_ISA` forces a variant; `none` turns native code off. Whoever gets `None` takes the torch path; why is logged once, as a warning.
 Addresses of tensors are passed as integers: `tensor.data_ptr()`.
 """
 

@@ -22,6 +22,8 @@ constexpr int kMinTasks = 8;           // so that a slowed core leaves work to t
 
 constexpr int kAhead = 2048;           // bytes of weights fetched before their use
 
+constexpr int64_t kSmall = 1 << 17;    // products that one thread has done before another is awake
+
 inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 // Unrolled whole, so that sums stay in registers.
@@ -294,6 +296,7 @@ Tiling tile(const OctavoLinear& linear, int rows, int panel_multiple) {
     int64_t bytes = panel_bytes(linear.in, linear.dtype);
     int64_t group = std::max<int64_t>(1, kTaskBytes / bytes);
     group = std::min<int64_t>(group, std::max(1, panels * t.row_blocks / kMinTasks));
+    if ((int64_t)rows * linear.in * linear.out < kSmall) group = panels;
     t.panel_group = (int)padded(group, panel_multiple);
     t.panel_groups = (panels + t.panel_group - 1) / t.panel_group;
     return t;

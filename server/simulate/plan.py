@@ -15,7 +15,7 @@ from clients.bench.summary import parse_goodput
 from scheduler.simulation.fleet import FleetConfig
 from scheduler.simulation.plan import MAX_NUM_SEQS, TOKEN_BUDGETS, CapacityPlan, Planner, PlanPoint
 from scheduler.simulation.routing import ROUTERS
-from server.flags import at_least, fraction
+from server.flag_values import at_least, fraction
 from server.simulate.serve import read_load, read_pace, slo_of
 from server.simulate.setting import (
     Setting,

@@ -17,7 +17,7 @@ from scheduler.simulation.fleet import FleetConfig
 from scheduler.simulation.results import Recorder, Slo
 from scheduler.simulation.routing import ROUTERS
 from scheduler.simulation.sharded import simulate_sharded
-from server.flags import at_least
+from server.flag_values import at_least
 from server.simulate.figures import records_of, run_of
 from server.simulate.load import Load
 from server.simulate.setting import Setting, add_setting_flags, checked, read_setting

@@ -73,7 +73,7 @@ def read_options(arguments: Sequence[str]) -> BenchOptions:
     given = build_parser().parse_args(arguments)
     prefix: Path | None = given.output
     sweep = Sweep.parse(given.sweep) if given.sweep else None
-    headers = dict(_pair(header, "--header") for header in given.header)
+    headers = dict(pair_of(header, "--header") for header in given.header)
     if given.api_key:
         headers["Authorization"] = f"Bearer {given.api_key}"
     return BenchOptions(
@@ -104,7 +104,7 @@ def read_options(arguments: Sequence[str]) -> BenchOptions:
         percentiles=percentiles_of(given.metric_percentiles),
         max_errors=ErrorLimit.parse(given.max_errors),
         label=given.label,
-        metadata=dict(_pair(item, "--metadata") for item in given.metadata),
+        metadata=dict(pair_of(item, "--metadata") for item in given.metadata),
         json_path=given.json or with_suffix(prefix, ".json"),
         csv_path=given.csv or with_suffix(prefix, ".csv"),
         html_path=given.html or with_suffix(prefix, ".html"),
@@ -307,7 +307,7 @@ def _fraction(text: str) -> float:
         raise BadInput(f"--length-scale {text!r} must be a number or like 1/32") from None
 
 
-def _pair(text: str, flag: str) -> tuple[str, str]:
+def pair_of(text: str, flag: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not (name and separator):
         raise BadInput(f"{flag} {text!r} must be like NAME=VALUE")

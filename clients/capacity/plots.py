@@ -50,7 +50,15 @@ def plot_plan(path: Path, data: dict[str, Any]) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.4))
     curve = data["curve"]
     numbers = [point["replicas"] for point in curve]
-    left.plot(numbers, [point["kept"] * 100 for point in curve], "o-")
+    left.plot(numbers, [point["kept"] * 100 for point in curve], "-")
+    for stopped, marker, label in ((False, "o", "whole run"), (True, "x", "stopped early")):
+        chosen = [point for point in curve if point["stopped"] is stopped]
+        left.plot(
+            [point["replicas"] for point in chosen],
+            [point["kept"] * 100 for point in chosen],
+            f"C0{marker}",
+            label=label,
+        )
     left.axhline(data["share"] * 100, linestyle="--", color="grey", label="wanted")
     left.set(title="Requests that keep the objectives", xlabel="GPUs", ylabel="%", ylim=(0, 102))
     left.legend()

@@ -9,8 +9,9 @@ Pages are handed out in another order, which renames them and changes nothing el
 taken, so the same cached ones go.
 
 This is the one place beside `Scheduler` that appends to a sequence's tokens, between two plans. Its
-counters of steps and generated tokens are not kept up by it; `Recorder` has those. A test runs
-random loads with and without leaps and compares every figure.
+counters of steps, generated tokens and tokens served to a tenant are not kept up by it: `Recorder`
+has the first two, and a simulation has one tenant. Deadlines would end a leap and are not simulated
+either. A test runs random loads with and without leaps and compares every figure.
 """
 
 from bisect import bisect_right

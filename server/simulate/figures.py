@@ -128,13 +128,14 @@ def _server_metrics(recorder: Recorder) -> dict[str, Any]:
 
 
 def _timeline(timeline: Timeline) -> dict[str, Any]:
+    """At least one bin, also of a load of which nothing ran."""
     span = timeline.span
     return {
         "width": span,
-        "waiting": [round(value / span, 3) for value in timeline.waiting_seconds],
-        "answering": [round(value / span, 3) for value in timeline.answering_seconds],
-        "tokens_per_s": [round(value / span, 2) for value in timeline.output_tokens],
-        "failed": [0] * len(timeline.output_tokens),
+        "waiting": [round(value / span, 3) for value in timeline.waiting_seconds] or [0.0],
+        "answering": [round(value / span, 3) for value in timeline.answering_seconds] or [0.0],
+        "tokens_per_s": [round(value / span, 2) for value in timeline.output_tokens] or [0.0],
+        "failed": [0] * max(len(timeline.output_tokens), 1),
     }
 
 

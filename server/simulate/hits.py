@@ -7,7 +7,7 @@ from rich.table import Table
 
 from clients.bench.pace import Pace
 from scheduler.simulation.hits import infinite_pages, prefix_hits
-from server.flags import at_least
+from server.flag_values import at_least
 from server.simulate.serve import read_load
 from server.simulate.setting import SettingError, checked
 

@@ -16,7 +16,7 @@ from kv_cache.sizing import page_bytes
 from scheduler.simulation.arrivals import Arrival
 from scheduler.simulation.memory import Allocation, Fit, MemoryExperiment, MemoryPoint
 from scheduler.simulation.shapes import DTYPE_BYTES
-from server.flags import at_least, size
+from server.flag_values import at_least, size
 from server.simulate.models import find_shape
 from server.simulate.setting import SettingError, checked
 

@@ -15,8 +15,8 @@ from clients.bench.summary import parse_goodput
 from scheduler.simulation.fleet import FleetConfig
 from scheduler.simulation.plan import MAX_NUM_SEQS, TOKEN_BUDGETS, CapacityPlan, Planner, PlanPoint
 from scheduler.simulation.routing import ROUTERS
-from server.flags import at_least, fraction
-from server.simulate.serve import read_load, read_pace, slo_of
+from server.flag_values import at_least, fraction
+from server.simulate.serve import read_load, read_pace, refuse_flags, slo_of
 from server.simulate.setting import (
     Setting,
     SettingError,
@@ -62,6 +62,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_plan(given: argparse.Namespace) -> int:
     """Raises `BadInput` and ValueError. Exit code 1 if nothing is enough."""
+    refuse_flags(given, "num_warmups", "sweep")
     slo_ms = parse_goodput(given.slo.split(","))
     if given.plot:
         from clients.capacity.plots import check_plot_paths

@@ -8,19 +8,26 @@ from typing import Any
 
 from rich.console import Console
 
-from clients.bench.options import Sweep, choose_pace
+from clients.bench.options import ErrorLimit, Sweep, choose_pace
 from clients.bench.pace import Pace
+from clients.bench.records import RequestRecord
 from clients.bench.results import ResultFile, write_csv, write_json, write_text
 from clients.bench.summary import parse_goodput
 from clients.bench.table import print_run, print_sweep
 from scheduler.simulation.fleet import FleetConfig
-from scheduler.simulation.results import Recorder, Slo
+from scheduler.simulation.results import Slo
 from scheduler.simulation.routing import ROUTERS
 from scheduler.simulation.sharded import simulate_sharded
-from server.flags import at_least
+from server.flag_values import at_least
 from server.simulate.figures import records_of, run_of
 from server.simulate.load import Load
-from server.simulate.setting import Setting, add_setting_flags, checked, read_setting
+from server.simulate.setting import (
+    Setting,
+    SettingError,
+    add_setting_flags,
+    checked,
+    read_setting,
+)
 
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
@@ -42,16 +49,18 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_serve(given: argparse.Namespace, argv: list[str]) -> int:
-    """Raises `BadInput` and ValueError."""
-    from clients.bench.flags import percentiles_of, with_suffix
+    """Exit code 1 if more requests are refused than `--max-errors`. Raises `BadInput` and
+    ValueError."""
+    from clients.bench.flags import percentiles_of
 
+    refuse_flags(given, "num_warmups", "save_texts")
     setting = read_setting(given)
     goodput = parse_goodput(given.goodput)
     percentiles = percentiles_of(given.metric_percentiles)
+    allowed = ErrorLimit.parse(given.max_errors)
     sweep = Sweep.parse(given.sweep) if given.sweep else None
     pace = read_pace(given, sweep)
-    png = given.png
-    if png is not None:
+    if given.png is not None:
         from clients.bench.plots import require_matplotlib
 
         require_matplotlib()  # rather than after a long run
@@ -66,28 +75,66 @@ def run_serve(given: argparse.Namespace, argv: list[str]) -> int:
         facts = _facts(given, setting, load, argv)
         runs.append(run_of(recorder, percentiles=percentiles, goodput_ms=goodput, facts=facts))
         records.append(records_of(recorder))
-        if recorder.stride > 1 and not given.quiet:
-            print(f"single requests are listed for every {recorder.stride}th", file=sys.stderr)
     if not given.quiet:
-        console = Console()
-        print_run(console, runs[0]) if sweep is None else print_sweep(console, runs, sweep.setting)
-        _say_steps(recorder)
-    name = sweep.setting if sweep else None
-    prefix = given.output
+        _show(runs, sweep)
+    _save(given, runs, records, goodput, sweep)
+    failed = sum(run["failed"] for run in runs)
+    return int(allowed.exceeded(failed, sum(run["num_prompts"] for run in runs)))
+
+
+def refuse_flags(given: argparse.Namespace, *names: str) -> None:
+    """Flags of a measurement that would change nothing here. Raises `SettingError`."""
+    for name in names:
+        if getattr(given, name):
+            flag = name.replace("_", "-")
+            raise SettingError(f"--{flag} is for octavo bench: it means nothing to this simulation")
+
+
+def _show(runs: list[dict[str, Any]], sweep: Sweep | None) -> None:
+    console = Console()
+    if sweep is None:
+        print_run(console, runs[0])
+    else:
+        print_sweep(console, runs, sweep.setting)
+    for run in runs:
+        server = run["server_metrics"]
+        console.print(
+            f"- simulated: {server['steps']:,} steps, {server['busy_seconds']:,.1f} s of device "
+            f"time, {server['prompt_tokens_computed']:,} prompt tokens computed",
+            highlight=False,
+        )
+    if runs[-1]["details_every"] > 1:
+        console.print(f"- single requests are kept for every {runs[-1]['details_every']}th one")
+
+
+def _save(
+    given: argparse.Namespace,
+    runs: list[dict[str, Any]],
+    records: list[list[RequestRecord]],
+    goodput: dict[str, float],
+    sweep: Sweep | None,
+) -> None:
+    """All pages are made before the first file is written. Raises `BadInput`."""
+    from clients.bench.flags import with_suffix
+
+    name, prefix = sweep.setting if sweep else None, given.output
+    files = [ResultFile(given.label or runs[0]["url"], tuple(runs), name)]
+    html_path = given.html or with_suffix(prefix, ".html")
+    page = ""
+    if html_path is not None:
+        from clients.bench.report import render_report
+
+        page = render_report(files)
     if path := given.json or with_suffix(prefix, ".json"):
         write_json(path, runs, name)
     if path := given.csv or with_suffix(prefix, ".csv"):
         write_csv(path, records, goodput)
-    files = [ResultFile(given.label or runs[0]["url"], tuple(runs), name)]
-    if path := given.html or with_suffix(prefix, ".html"):
-        from clients.bench.report import render_report
-
-        write_text(path, render_report(files))
-    if png is not None:
+    if html_path is not None:
+        write_text(html_path, page)
+    if given.png is not None:
         from clients.bench.plots import save_plots
 
-        save_plots(png, files)
-    return 0
+        save_plots(given.png, files)
 
 
 def read_pace(given: argparse.Namespace, sweep: Sweep | None) -> Pace:
@@ -132,6 +179,9 @@ def _fleet(
 def _facts(
     given: argparse.Namespace, setting: Setting, load: Load, argv: list[str]
 ) -> dict[str, Any]:
+    """What was simulated, in the fields of a measurement where it has them."""
+    from clients.bench.flags import pair_of
+
     replica, rate = setting.replica, load.pace.rate
     number = f"{given.replicas} x " if given.replicas > 1 else ""
     return {
@@ -149,6 +199,7 @@ def _facts(
         "exact_lengths": True,
         "seed": load.data.seed,
         "interrupted": False,
+        **dict(pair_of(item, "--metadata") for item in given.metadata),
         "client": "octavo simulate",
         "command": ["octavo", "simulate", *argv],
         "step_time_source": replica.step_time.source,
@@ -161,10 +212,3 @@ def _facts(
         "enable_prefix_caching": replica.enable_prefix_caching,
         "max_model_len": replica.max_model_len,
     }
-
-
-def _say_steps(recorder: Recorder) -> None:
-    print(
-        f"- simulated: {recorder.steps:,} steps, {recorder.busy_seconds:,.1f} s of device time, "
-        f"{recorder.prompt_tokens_computed:,} prompt tokens computed"
-    )

@@ -13,7 +13,7 @@ from scheduler.simulation.devices import DEVICES, Efficiency, pages_that_fit, st
 from scheduler.simulation.replica import ReplicaConfig
 from scheduler.simulation.shapes import DTYPE_BYTES, ModelShape
 from scheduler.simulation.step_time import StepTimeModel, model_from_json
-from server.flags import at_least, fraction, seconds, size
+from server.flag_values import at_least, fraction, seconds, size
 from server.simulate.models import find_shape
 
 Value = TypeVar("Value")

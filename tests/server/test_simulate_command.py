@@ -146,6 +146,17 @@ class TestServe:
         slow, fast = (run["output_throughput"] for run in data["runs"])
         assert fast > 2 * slow
 
+    def test_a_load_that_is_refused_whole_is_a_failure_with_a_report(self, tmp_path, capsys):
+        out = tmp_path / "out"
+        flags = ["-n", "3", "--input-len", "500", "--max-model-len", "100", "-o", str(out)]
+        assert main(["serve", *H100, *flags]) == 1
+        run = json.loads(out.with_suffix(".json").read_text())
+        assert (run["completed"], run["failed"], run["mean_ttft_ms"]) == (0, 3, None)
+        assert "3 failed: refused (prompt and answer exceed 100 tokens)" in " ".join(
+            capsys.readouterr().out.split()
+        )
+        assert main(["serve", *H100, *flags, "--max-errors", "3", "-q"]) == 0
+
     @pytest.mark.parametrize(
         ("flags", "message"),
         [
@@ -157,6 +168,8 @@ class TestServe:
             ((*H100, "--shards", "2"), "shards must be between 1 and the 1 replicas, got 2"),
             ((*H100, "--dataset", "prompts"), "has no lengths in tokens"),
             (("--step-time", "/no/such/file"), "cannot read /no/such/file"),
+            ((*H100, "--save-texts"), "--save-texts is for octavo bench"),
+            ((*H100, "--metadata", "x"), "--metadata 'x' must be like NAME=VALUE"),
         ],
     )
     def test_bad_flags_are_named(self, capsys, flags, message):

@@ -14,6 +14,7 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -28,11 +29,13 @@ from engine.messages import (
     Abort,
     Command,
     Fatal,
+    ReadPage,
     Ready,
     ResetPrefixCache,
     Shutdown,
     Step,
     Submit,
+    Watch,
 )
 from engine.pipe import DamagedMessageError, MessagePipe
 from engine.protocols import (
@@ -42,6 +45,7 @@ from engine.protocols import (
     EngineVitals,
     SteppingEngine,
 )
+from engine.views import EngineView, PageContents
 from scheduler import FinishReason, Request, SchedulerStats, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -90,6 +94,9 @@ class EngineClient:
         self._owed_since: float | None = None
         self._stalled_steps = 0
         self._observers: list[EngineObserver] = []
+        self._watch_interval: float | None = None  # None: nobody watches
+        self._on_view: Callable[[EngineView], None] = lambda view: None
+        self._page_readers: deque[asyncio.Future[PageContents]] = deque()
 
     @classmethod
     def from_config(
@@ -218,6 +225,24 @@ class EngineClient:
             raise EngineDeadError(self._state.reason)
         self._post(ResetPrefixCache())
 
+    def watch(self, interval: float, on_view: Callable[[EngineView], None]) -> None:
+        self._watch_interval, self._on_view = interval, on_view
+        if self._state.phase == "ready":
+            self._post(Watch(interval))
+
+    def unwatch(self) -> None:
+        if self._state.phase == "ready" and self._watch_interval is not None:
+            self._post(Watch(None))
+        self._watch_interval = None
+
+    async def read_page(self, page: int) -> PageContents:
+        if self._state.phase != "ready":
+            raise EngineDeadError(self._state.reason)
+        reader: asyncio.Future[PageContents] = asyncio.get_running_loop().create_future()
+        self._page_readers.append(reader)
+        self._post(ReadPage(page))
+        return await reader
+
     async def kill(self, reason: str) -> None:
         """End a hung engine; every open request fails with `reason` at once."""
         self._die(reason)
@@ -264,6 +289,8 @@ class EngineClient:
             self._info = report.info
             self._state = EngineState("ready")
             self._settled.set()
+            if self._watch_interval is not None:
+                self._post(Watch(self._watch_interval))
         elif isinstance(report, Fatal):
             self._die(report.reason)
             self._settled.set()
@@ -280,6 +307,12 @@ class EngineClient:
             observer.on_step(report.events)
         for event in report.events:
             self._deliver(event)
+        if report.view is not None and self._watch_interval is not None:
+            self._on_view(report.view)
+        for contents in report.contents:
+            reader = self._page_readers.popleft()
+            if not reader.done():  # who asked may have left
+                reader.set_result(contents)
 
     def _deliver(self, event: TokenEvent) -> None:
         mailbox = self._mailboxes.get(event.request_id)
@@ -301,6 +334,10 @@ class EngineClient:
         for mailbox in self._mailboxes.values():
             mailbox.fail(reason)
         self._mailboxes.clear()
+        for reader in self._page_readers:
+            if not reader.done():
+                reader.set_exception(EngineDeadError(reason))
+        self._page_readers.clear()
         for observer in self._observers:
             observer.on_death()
 

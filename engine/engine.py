@@ -10,6 +10,8 @@ from collections.abc import Callable
 from engine.config import EngineInfo
 from engine.protocols import StepRunner
 from engine.step_log import StepLog
+from engine.views import EngineView, PageContents
+from engine.watcher import Watcher, read_page
 from scheduler import FinishReason, Request, Scheduler, SchedulerStats, TokenEvent
 
 
@@ -31,6 +33,7 @@ class Engine:
         self._clock = clock
         self._stalled_steps = 0
         self._step_log = step_log
+        self._watcher: Watcher | None = None
 
     @property
     def has_work(self) -> bool:
@@ -68,8 +71,36 @@ class Engine:
         plan = self._scheduler.schedule(begin)
         result = self._runner.execute(plan)
         events = self._scheduler.commit(plan, result, self._clock())
+        if self._watcher is not None:
+            self._watcher.note(plan, self._clock() - begin)
         got_on = bool(events) or any(chunk.computed for chunk in result.chunks)
         self._stalled_steps = 0 if got_on else self._stalled_steps + 1
         if self._step_log is not None:
             self._step_log.note(plan, begin, self._clock(), more=self.has_work)
         return events
+
+    # ---------------------------------------------------------------------------- for who looks on
+
+    def watch(self, interval: float | None) -> None:
+        """Make views from now on, at most every `interval` seconds, the first one whole; None: no
+        more."""
+        if interval is None:
+            self._watcher = None
+            return
+        if self._watcher is None:
+            self._watcher = Watcher(self._scheduler)
+        self._watcher.begin(interval)
+
+    def view(self) -> EngineView | None:
+        """What is new, where somebody watches and it is time to tell. To be asked after whatever
+        may have changed something."""
+        return None if self._watcher is None else self._watcher.view()
+
+    @property
+    def view_due_in(self) -> float | None:
+        """Seconds until a view should be taken; None where there is nothing to be told."""
+        return None if self._watcher is None else self._watcher.due_in
+
+    def read_page(self, page: int) -> PageContents:
+        """What a page holds. Raises ValueError where there is no such page."""
+        return read_page(self._scheduler, page)

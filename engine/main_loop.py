@@ -28,15 +28,18 @@ from engine.messages import (
     Abort,
     Command,
     Fatal,
+    ReadPage,
     Ready,
     Report,
     ResetPrefixCache,
     Shutdown,
     Step,
     Submit,
+    Watch,
 )
 from engine.pipe import DamagedMessageError, MessagePipe
 from engine.protocols import SteppingEngine
+from engine.views import PageContents
 from scheduler import FinishReason, ParameterError, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -118,21 +121,27 @@ def _serve(
     num_commands = 0
     while True:
         refusals: list[TokenEvent] = []
+        contents: list[PageContents] = []
         command = _first_command(engine, commands)
         while command is not None:
             if isinstance(command, Shutdown):
                 return
-            refusals += _carry_out(engine, command)
+            if isinstance(command, ReadPage):
+                contents.append(engine.read_page(command.page))
+            else:
+                refusals += _carry_out(engine, command)
             num_commands += 1
             command = _next_command(commands, wait=False)
         events = refusals + (engine.step() if engine.has_work else [])
-        reports.put(Step(events, engine.stats, num_commands, engine.stalled_steps))
+        stats, stalled = engine.stats, engine.stalled_steps
+        reports.put(Step(events, stats, num_commands, stalled, engine.view(), tuple(contents)))
 
 
 def _first_command(engine: SteppingEngine, commands: queue.SimpleQueue[Command]) -> Command | None:
-    """Without work an engine sleeps; where it gets nowhere it rests a little, for others' sake."""
+    """Without work an engine sleeps, or until who watches should be told of the last changes; where
+    it gets nowhere it rests a little, for others' sake."""
     if not engine.has_work:
-        return _next_command(commands, wait=True)
+        return _next_command(commands, wait=True, timeout=engine.view_due_in)
     if engine.stalled_steps:
         return _next_command(commands, wait=True, timeout=STALL_PAUSE_SECONDS)
     return _next_command(commands, wait=False)
@@ -153,6 +162,8 @@ def _carry_out(engine: SteppingEngine, command: Command) -> list[TokenEvent]:
         engine.abort(command.request_id, command.choice, reason=command.reason)
     elif isinstance(command, ResetPrefixCache):
         engine.reset_prefix_cache()
+    elif isinstance(command, Watch):
+        engine.watch(command.interval)
     elif isinstance(command, Submit):
         request = command.unpack()
         try:

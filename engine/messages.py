@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from engine.config import EngineInfo
 from engine.loading import Progress
+from engine.views import EngineView, PageContents
 from scheduler import FinishReason, Request, SchedulerStats, TokenEvent
 
 
@@ -41,6 +42,21 @@ class ResetPrefixCache:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Send views along with the steps, at most every `interval` seconds, the first one whole; None:
+    send no more."""
+
+    interval: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPage:
+    """Send the contents of a page along with the next step. Answers come in the order of asking."""
+
+    page: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """Stop after the current step; what is unfinished is dropped."""
 
@@ -63,13 +79,16 @@ class Step:
 
     `num_commands` counts the commands that this engine has carried out so far, whereby the front
     end knows whether it waits for an answer; `stalled_steps` the steps in a row that got nowhere.
+    `view` is there when somebody watches and it was time, `contents` where pages were to be read.
     """
 
     events: list[TokenEvent]
     stats: SchedulerStats
     num_commands: int
     stalled_steps: int
+    view: EngineView | None = None
+    contents: tuple[PageContents, ...] = ()
 
 
-Command = Submit | Abort | ResetPrefixCache | Shutdown
+Command = Submit | Abort | ResetPrefixCache | Watch | ReadPage | Shutdown
 Report = Progress | Ready | Fatal | Step

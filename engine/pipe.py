@@ -16,6 +16,7 @@ _MODULES = frozenset(
         "engine.config",
         "engine.loading.progress",
         "engine.messages",
+        "engine.views",
         "kv_cache.manager",
         "scheduler.config",
         "scheduler.request",

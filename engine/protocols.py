@@ -5,11 +5,12 @@ A `Mailbox` is registered before its request is submitted, merges events while i
 and never loses one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineInfo
+from engine.views import EngineView, PageContents
 from scheduler import FinishReason, Request, SchedulerStats, StepPlan, StepResult, TokenEvent
 
 
@@ -55,6 +56,15 @@ class SteppingEngine(Protocol):
     def reset_prefix_cache(self) -> None: ...
 
     def step(self) -> list[TokenEvent]: ...
+
+    def watch(self, interval: float | None) -> None: ...
+
+    def view(self) -> EngineView | None: ...
+
+    @property
+    def view_due_in(self) -> float | None: ...
+
+    def read_page(self, page: int) -> PageContents: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,4 +159,20 @@ class AsyncEngine(Protocol):
 
     def observe(self, observer: EngineObserver) -> None:
         """Tell `observer` of everything from now on."""
+        ...
+
+    def watch(self, interval: float, on_view: Callable[[EngineView], None]) -> None:
+        """Have `on_view` called on the event loop with what changes in the engine, at most every
+        `interval` seconds; the first view is whole, and so is the first one of each further life
+        of the engine. Takes the place of an earlier call. Costs the engine at most a hundredth of
+        its time."""
+        ...
+
+    def unwatch(self) -> None:
+        """No more views: the engine does nothing for them from now on."""
+        ...
+
+    async def read_page(self, page: int) -> PageContents:
+        """What a page holds, after the step that runs now. `page` must be one of the pool's. Raises
+        `EngineDeadError`."""
         ...

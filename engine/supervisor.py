@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from engine.client import EngineClient
 from engine.config import EngineConfig, EngineError, EngineInfo
@@ -25,6 +26,7 @@ from engine.protocols import (
     EngineVitals,
     Mailbox,
 )
+from engine.views import EngineView, PageContents
 from scheduler import FinishReason, Request, SchedulerStats
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ class EngineSupervisor:
         self._spawn = spawn
         self._policy = policy
         self._observers: list[EngineObserver] = []
+        # Makes a life watched, or not, as the present one is.
+        self._watched: Callable[[EngineClient], None] = EngineClient.unwatch
         self._life = spawn(None)
         self._info: EngineInfo | None = None  # of the first life; the others follow it
         self._past = SchedulerStats()  # what earlier lives have counted
@@ -171,6 +175,19 @@ class EngineSupervisor:
     def observe(self, observer: EngineObserver) -> None:
         self._observers.append(observer)
         self._life.observe(observer)
+
+    def watch(self, interval: float, on_view: Callable[[EngineView], None]) -> None:
+        self._watched = partial(EngineClient.watch, interval=interval, on_view=on_view)
+        self._watched(self._life)
+
+    def unwatch(self) -> None:
+        self._watched = EngineClient.unwatch
+        self._life.unwatch()
+
+    async def read_page(self, page: int) -> PageContents:
+        if self.state.phase != "ready":
+            raise EngineDeadError(self.state.reason)
+        return await self._life.read_page(page)
 
     async def close(self, *, now: bool = False) -> None:
         """End the engine, or its restart, and wait for that."""
@@ -289,6 +306,7 @@ class EngineSupervisor:
             self._life = self._spawn(self._info)
             for observer in self._observers:
                 self._life.observe(observer)
+            self._watched(self._life)
             await self._life.start()
         return True
 

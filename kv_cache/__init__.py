@@ -3,7 +3,14 @@
 Torch-free but for `kv_cache.storage`, which holds the tensors; nothing here imports a layer above.
 """
 
-from kv_cache.manager import CacheManager, CacheUsage, MissReason, PageCopy, PrefixReport
+from kv_cache.manager import (
+    CacheManager,
+    CacheUsage,
+    MissReason,
+    PageCopy,
+    PageFacts,
+    PrefixReport,
+)
 from kv_cache.page_table import PageTable
 
 __all__ = [
@@ -11,6 +18,7 @@ __all__ = [
     "CacheUsage",
     "MissReason",
     "PageCopy",
+    "PageFacts",
     "PageTable",
     "PrefixReport",
 ]

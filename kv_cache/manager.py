@@ -4,7 +4,8 @@
 the scheduler its only caller. One rule makes copy-on-write: **a page may be written only by its
 single owner while it is not indexed**. `reserve` replaces any page that breaks the rule and returns
 the copy as data, so forks, prompts that are cached whole and prefixes that part inside a page need
-no code of their own. `reset` is for an operator, `explain` for a curious client.
+no code of their own. `reset` is for an operator, `explain` for a curious client, `page_codes` and
+`page_facts` for whoever looks on.
 
     attach ----> reserve ----> (the step runs) ----> commit --+--> release
                     ^                                |        |
@@ -55,6 +56,15 @@ class PrefixReport(NamedTuple):
     inside_page: int
     computed: int
     miss_reason: MissReason
+
+
+class PageFacts(NamedTuple):
+    """One page, for people to look at. `tokens` are those of an indexed page, `handed_out_before`
+    says of a cached one how many pages must be handed out before it is."""
+
+    references: int
+    tokens: tuple[int, ...] | None
+    handed_out_before: int | None
 
 
 class CacheManager:
@@ -225,6 +235,22 @@ class CacheManager:
             gone = self._index.was_evicted(table.namespace, table.node, page)
             reason = MissReason.EVICTED if gone else MissReason.NEVER_SEEN
         return PrefixReport(*counts, reason)
+
+    def page_codes(self) -> list[int]:
+        """The state of every page as 2 * references + (1 if indexed), for people to look at: 0 is
+        free, 1 cached, 2 and 3 held by one table, more by several. Changes nothing. O(pages)."""
+        codes = [count + count for count in self._pool.all_references]
+        for page in self._index.pages:
+            codes[page] += 1
+        return codes
+
+    def page_facts(self, page: int) -> PageFacts:
+        """What is known of one page. Changes nothing. O(cached pages)."""
+        return PageFacts(
+            self._pool.references(page),
+            self._index.tokens_of(page),
+            self._pool.handed_out_before(page),
+        )
 
     def reset(self) -> int:
         """Drop every cached page that no table holds; returns how many those were."""

@@ -41,8 +41,19 @@ class PagePool:
     def references(self, page: int) -> int:
         return self._references[page]
 
+    @property
+    def all_references(self) -> list[int]:
+        """The counts of all pages, in a list of the caller's own."""
+        return self._references.copy()
+
     def is_cached(self, page: int) -> bool:
         return page in self._cached
+
+    def handed_out_before(self, page: int) -> int | None:
+        """How many pages `allocate` would hand out before this cached one; None for others. O(n)"""
+        if page not in self._cached:
+            return None
+        return len(self._free) + next(i for i, each in enumerate(self._cached) if each == page)
 
     def allocate(self) -> tuple[int, bool]:
         """Hand out a page with one reference, and whether it was cached: the caller must then drop

@@ -10,7 +10,7 @@ Only `CacheManager` calls this class. The design follows the radix tree of SGLan
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from kv_cache.evicted_prefixes import EvictedPrefixes, extend_digest
 
@@ -95,6 +95,15 @@ class PrefixIndex:
 
     def __contains__(self, page: int) -> bool:
         return page in self._node_of_page
+
+    @property
+    def pages(self) -> Collection[int]:
+        return self._node_of_page.keys()
+
+    def tokens_of(self, page: int) -> tuple[int, ...] | None:
+        """The tokens of an indexed page, None for others."""
+        node = self._node_of_page.get(page)
+        return None if node is None else node.tokens
 
     def match(
         self, namespace: str, tokens: Sequence[int], limit: int

@@ -9,7 +9,9 @@ cache, so that resuming is mostly a hit. What the rank is says `scheduler.orderi
 The engine loop is the only caller. Time is handed in, never read.
 """
 
+from collections.abc import Iterable
 from enum import Enum, auto
+from itertools import chain
 
 from kv_cache import CacheManager, PageTable
 from scheduler.config import SchedulerConfig, SchedulerStats
@@ -57,6 +59,16 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self._sequences)
+
+    @property
+    def cache(self) -> CacheManager:
+        """To be looked at: its verbs are the scheduler's alone."""
+        return self._cache
+
+    @property
+    def sequences(self) -> Iterable[Sequence]:
+        """All that run or wait, in no order, to be looked at."""
+        return chain.from_iterable(self._sequences.values())
 
     def reset_cache(self) -> int:
         """Drop all cached pages that no sequence holds; returns how many those were."""

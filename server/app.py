@@ -23,6 +23,7 @@ from server.middleware import ErrorBoundaryMiddleware, RequestIdMiddleware, reco
 from server.openapi import describe
 from server.replies.wire import error_reply
 from server.routes import cache, chat, completions, health, metrics, models, tokens
+from server.routes.ui import UiRoutes
 from server.settings import ServerSettings
 from server.streaming import ClientGoneError
 from server.version import version
@@ -45,10 +46,16 @@ def create_app(
         app.include_router(router)
     if settings.metrics_access != "off":
         app.include_router(metrics.router)
+    open_paths = set(OPEN_PATHS)
+    if settings.metrics_access == "open":
+        open_paths.add("/metrics")
+    if settings.ui:
+        pages = UiRoutes(context)
+        app.include_router(pages.router)
+        open_paths |= pages.open_paths
     # From the innermost to the outermost. A browser's preflight bears no key.
-    keys = ApiKeys((*settings.api_keys, *settings.api_keys_in_file))
-    if keys:
-        open_paths = {*OPEN_PATHS, *(("/metrics",) if settings.metrics_access == "open" else ())}
+    if settings.has_api_keys:
+        keys = ApiKeys((*settings.api_keys, *settings.api_keys_in_file, *settings.ui_api_keys))
         app.add_middleware(ApiKeyMiddleware, keys=keys, open_paths=open_paths)
     app.add_middleware(ErrorBoundaryMiddleware)
     if settings.allowed_origins:

@@ -19,6 +19,7 @@ from server.metrics import ServerMetrics
 from server.prompts import PromptReader
 from server.sampling_defaults import read_sampling_defaults
 from server.settings import ServerSettings
+from server.ui.feed import PageMapFeed
 
 # Gives the tokenizer, or None while it is not loaded: the model's folder, and with it the
 # tokenizer's files, may exist only once the engine has fetched them.
@@ -36,6 +37,7 @@ class AppContext:
         self.settings = settings
         self.admission = Admission(engine, settings)
         self.metrics = ServerMetrics(engine, self._name_in_metrics)
+        self.page_map = PageMapFeed(engine)
         self.started_at = int(time.time())
         self._tokenizer_provider = tokenizer_provider
         self._prompt_reader: PromptReader | None = None

@@ -7,6 +7,7 @@
     ├── UnsupportedError            a field that we know and cannot honour
     ├── ContextLengthExceededError  prompt, or prompt and answer, beyond the context
     ├── InvalidApiKeyError          no key, or not one of ours
+    ├── ForbiddenError              a key that may do other things, not this
     ├── NotFoundError               no such path
     ├── MethodNotAllowedError
     ├── ModelNotFoundError
@@ -22,6 +23,7 @@
         ├── QueueTimeoutError       no token came before the request's time was up
         ├── EngineRestartingError   it has died, and another one is loading
         ├── EngineStalledError      it has work and gets nowhere
+        ├── TooManyViewersError     of the page map
         └── ShuttingDownError
 
 The wire shape is OpenAI's, `{"error": {"message", "type", "param", "code"}}`, in plain replies and
@@ -48,6 +50,7 @@ STATUS_BY_CODE = {
     "unsupported": 400,
     "context_length_exceeded": 400,
     "invalid_api_key": 401,
+    "forbidden": 403,
     "not_found": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,
@@ -62,6 +65,7 @@ STATUS_BY_CODE = {
     "queue_timeout": 503,
     "engine_restarting": 503,
     "engine_stalled": 503,
+    "too_many_viewers": 503,
     "shutting_down": 503,
 }
 
@@ -117,6 +121,10 @@ class ContextLengthExceededError(ApiError):
 
 class InvalidApiKeyError(ApiError):
     code = "invalid_api_key"
+
+
+class ForbiddenError(ApiError):
+    code = "forbidden"
 
 
 class NotFoundError(ApiError):
@@ -177,6 +185,10 @@ class EngineRestartingError(UnavailableError):
 
 class EngineStalledError(UnavailableError):
     code = "engine_stalled"
+
+
+class TooManyViewersError(UnavailableError):
+    code = "too_many_viewers"
 
 
 class ShuttingDownError(UnavailableError):

@@ -227,6 +227,17 @@ SERVER_FLAGS = (
         "FILE",
         source="api_key_file",
     ),
+    Flag("ui", ("--ui",), None, "the page map and the playground at /ui"),
+    Flag("ui_show_text", ("--ui-show-text",), None, "let the page map show the text of pages"),
+    Flag(
+        "ui_api_keys",
+        ("--ui-api-key",),
+        api_key,
+        "key that may see the page map, of all tenants; others may not then; may be given again",
+        "KEY",
+        repeated=True,
+        source="ui_api_key",
+    ),
     Flag(
         "allowed_origins",
         ("--allowed-origins",),

@@ -37,6 +37,10 @@ class ServerSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     api_keys_in_file: tuple[str, ...] = field(default=(), repr=False)
     metrics_access: str = "keyed"  # /metrics wants an API key where there are any; or open, or off
+    ui: bool = True  # the page map and the playground at /ui
+    ui_show_text: bool = False  # the page map shows what the tokens of a page say
+    # These keys, and no others, may see the page map; they are API keys as well.
+    ui_api_keys: tuple[str, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ()  # web pages from there may call us; "*": from anywhere
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None

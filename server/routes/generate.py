@@ -80,7 +80,8 @@ async def submit(
                 eos_token_ids=eos_token_ids,
                 arrival_time=arrival_time,
                 namespace=namespace,
-                cache_report=request.cache_report,
+                # Who looks on is told of everybody's.
+                cache_report=request.cache_report or context.page_map.watched,
                 scores_only=scores_only,
                 priority=request.priority or 0,
                 tenant=tenant,

@@ -35,10 +35,16 @@ class _Told(NamedTuple):
 class Watcher:
     """Makes views at most every `interval` seconds; the first one is whole."""
 
-    def __init__(self, scheduler: Scheduler, *, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, scheduler: Scheduler, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._affordable = clock()  # when the time of the last view will have been a small share
+        self._steps: deque[StepFigures] = deque(maxlen=MAX_STEPS)
+        self._copies: deque[PageCopy] = deque(maxlen=MAX_COPIES)
+        self._num_preemptions = scheduler.stats.num_preemptions
+        self._num_seen = 0  # sequences
         self.begin(0.0)
 
     def begin(self, interval: float) -> None:
@@ -49,10 +55,6 @@ class Watcher:
         self._whole = True
         self._codes: list[int] = []
         self._told: dict[Sequence, _Told] = {}
-        self._num_seen = 0
-        self._steps: deque[StepFigures] = deque(maxlen=MAX_STEPS)
-        self._copies: deque[PageCopy] = deque(maxlen=MAX_COPIES)
-        self._num_preemptions = self._scheduler.stats.num_preemptions
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Take down what a step did, once it has been committed."""

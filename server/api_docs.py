@@ -59,9 +59,9 @@ it says as `sampling_defaults`.
 ## Keys
 
 With `--api-key`, `--api-key-file` or `OCTAVO_API_KEY` (several: by commas) set, every path but
-`/health` and `/health/ready` wants `Authorization: Bearer KEY`, else it is a 401
-`invalid_api_key`. Where there are several keys, prefixes are cached for each apart. Keys on the
-command line show in the list of processes: prefer the file.
+`/health`, `/health/ready` and the files of the page at `/ui` wants `Authorization: Bearer KEY`,
+else it is a 401 `invalid_api_key`. Where there are several keys, prefixes are cached for each
+apart. Keys on the command line show in the list of processes: prefer the file.
 
 ## Request ids
 

@@ -24,8 +24,10 @@ logger = logging.getLogger("octavo.requests")
 
 MAX_REQUEST_ID_CHARS = 128
 MAX_PATH_CHARS = 200
-# Probes come every few seconds: their lines are shown only with --log-level debug.
+# Probes come every few seconds, and a page is made of many files: their lines are shown only with
+# --log-level debug.
 QUIET_PATHS = frozenset({"/health", "/health/ready", "/metrics"})
+QUIET_PREFIX = "/ui/"
 
 
 @dataclass(slots=True)
@@ -105,7 +107,8 @@ class RequestIdMiddleware:
             await self._app(scope, receive, send_with_id)
         finally:
             self._on_end(record)
-            level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
+            quiet = scope["path"] in QUIET_PATHS or scope["path"].startswith(QUIET_PREFIX)
+            level = logging.DEBUG if quiet else logging.INFO
             if logger.isEnabledFor(level):
                 logger.log(level, "request", extra=record.fields(time.monotonic() - started))
 

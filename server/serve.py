@@ -203,6 +203,8 @@ async def _start(
         logger.info("sampling defaults of the model: %s", shown)
     for line in start_lines(info, address, app.state.context.model_names):
         logger.info("%s", line)
+    if app.state.context.settings.ui:
+        logger.info("page map and playground: %s/ui", address)
 
 
 async def _drain(app: "FastAPI", settings: ServerSettings, stop: _StopSignals) -> None:

@@ -159,7 +159,7 @@ def _view_body(view: EngineView) -> dict[str, Any]:
         "queue": view.queue,
         "num_waiting": view.num_waiting,
         "steps": [step._asdict() for step in view.steps],
-        "copies": view.copies,
+        "copies": [[copy.source, copy.target] for copy in view.copies],
     }
 
 

@@ -2,11 +2,13 @@
 no library stands between. One page at a time; all calls block."""
 
 import base64
+import fcntl
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +25,14 @@ def find_chromium() -> str | None:
     return next(filter(None, map(shutil.which, _NAMES)), None)
 
 
+_ON_3_AND_4 = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.dup2(int(sys.argv[2]), 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
 class Browser:
     """A page. `complaints` collects what it logged as errors: exceptions, refused scripts."""
 
@@ -31,22 +41,23 @@ class Browser:
         assert program is not None, "there is no Chromium"
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
-        # The protocol is spoken on descriptors 3 and 4.
+        # Out of the way of 3 and 4, where the protocol is spoken.
+        theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (commands, answers)]
         self._process = subprocess.Popen(
             [
-                *("/bin/sh", "-c", f'exec "$@" 3<&{commands} 4>&{answers}', "sh", program),
+                *(sys.executable, "-c", _ON_3_AND_4, *map(str, theirs), program),
                 *("--headless=new", "--remote-debugging-pipe", f"--user-data-dir={profile}"),
                 *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"),
                 *("--disable-background-networking", "--disable-component-update", "--mute-audio"),
                 *("--hide-scrollbars", "--force-color-profile=srgb", "about:blank"),
             ],
-            pass_fds=(commands, answers),
+            pass_fds=theirs,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(commands)
-        os.close(answers)
+        for end in (commands, answers, *theirs):
+            os.close(end)
         self._last_id = 0
         self._unread = b""
         self._session: str | None = None
@@ -111,9 +122,7 @@ class Browser:
         """With the mouse, in the middle of the element."""
         x, y = self._centre(selector)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self.call(
-                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
-            )
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def point_at(self, x: float, y: float) -> None:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.config import EngineError, EngineInfo
 from engine.protocols import EngineDeadError, EngineObserver, EngineState, EngineVitals
+from engine.views import EngineView, PageContents
 from kv_cache import MissReason, PrefixReport
 from scheduler import FinishReason, Request, SchedulerStats, Timings, TokenEvent, TokenLogprob
 
@@ -60,6 +61,9 @@ class FakeEngine:
         self.vitals = EngineVitals()
         self.requests: list[Request] = []
         self._observers: list[EngineObserver] = []
+        self.watches: list[float | None] = []  # what was asked for, in order; None: no more
+        self.on_view: Callable[[EngineView], None] | None = None
+        self.pages: dict[int, PageContents] = {}
         self.num_resets = 0
         self._timings = Timings(queue=0.25, prefill=0.5, decode=0.0)
         self.aborted: list[tuple[str, int | None]] = []
@@ -93,6 +97,16 @@ class FakeEngine:
 
     def observe(self, observer: EngineObserver) -> None:
         self._observers.append(observer)
+
+    def watch(self, interval: float, on_view: Callable[[EngineView], None]) -> None:
+        self.watches.append(interval)
+        self.on_view = on_view
+
+    def unwatch(self) -> None:
+        self.watches.append(None)
+
+    async def read_page(self, page: int) -> PageContents:
+        return self.pages.get(page, PageContents(page, 0, None, None))
 
     async def wait_ended(self) -> None:
         await self._ended.wait()

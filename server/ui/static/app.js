@@ -54,7 +54,6 @@ class App {
     for (const map of this.maps) map.setPool(this.pool);
     this.detail.setPool(this.pool, hello);
     this.lanes.clear();
-    this.timeline.clear();
     this.tiles.clear();
     this.requests.setAll(hello.requests);
     byId("notice").hidden = true;

@@ -12,6 +12,7 @@ const COUNT_FROM = 15; // and from here on a shared page shows its count
 const MANY_CELLS = 8000; // from here on cells are drawn as the pixels of an image
 const FLASH_MS = 900;
 const COPY_MS = 1800;
+const FADE_MS = 60; // between two looks of what fades: smooth enough, and easy on a laptop's battery
 
 export class PageMap {
   /** `onPoint(page or null)` is told which page is looked at. A click holds on to it. */
@@ -137,7 +138,7 @@ export class PageMap {
     this.#drawCopies(now);
     this.#drawCursor();
     const moving = this.copies.length > 0 || (this.flashes.size > 0 && !reducedMotion());
-    if (moving) this.redraw();
+    if (moving) setTimeout(() => this.redraw(), FADE_MS);
   }
 
   #colour(page) {

@@ -165,7 +165,7 @@ export class Playground {
         group.querySelectorAll(".answer").forEach((node) => node.classList.remove("picked"));
         answer.node.classList.add("picked");
       } });
-      answer.head.append(element("label", { class: "pick" }, pick, "go on with this"));
+      answer.head.append(element("label", { class: "pick" }, pick, "continue"));
     }
     good[0].node.classList.add("picked");
   }

@@ -39,13 +39,9 @@ export class Timeline {
     this.redraw();
   }
 
-  clear() {
-    this.steps = [];
-    this.redraw();
-  }
-
   add(steps) {
     if (!steps.length) return;
+    if (this.steps.length && steps[0].number <= this.steps.at(-1).number) this.steps = []; // a new engine
     this.steps.push(...steps);
     if (this.steps.length > MAX_STEPS) this.steps.splice(0, this.steps.length - MAX_STEPS);
     this.redraw();

@@ -31,6 +31,11 @@ class PageStorage:
         self._layers = [(layer[0], layer[1]) for layer in self._data]
 
     @property
+    def data(self) -> torch.Tensor:
+        """All of it: `[layers, 2, pages, page_size, kv_heads, head_dim]`."""
+        return self._data
+
+    @property
     def device(self) -> torch.device:
         return self._data.device
 

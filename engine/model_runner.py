@@ -4,26 +4,50 @@
 of the sequences (tokens, page tables) stands still during a step.
 """
 
+from typing import Protocol
+
 import torch
 from torch import nn
 
 from engine.attention import Kernel
 from engine.sampling import SampleRow, sample, score
-from engine.step_inputs import StepInputs, build_inputs
+from engine.step_inputs import PackedStep, Placement, StepInputs, pack_step, place
 from kv_cache.storage import PageStorage
 from scheduler import Chunk, ChunkResult, StepPlan, StepResult, TokenLogprob
 
 
+class RecordedSteps(Protocol):
+    """Another way to the logits of some steps; `engine.cuda.decode_graphs` has one."""
+
+    def covers(self, step: PackedStep) -> bool: ...
+
+    def run(self, step: PackedStep) -> torch.Tensor:
+        """As `ModelRunner.forward`; the tensor holds until the next run."""
+        ...
+
+
 class ModelRunner:
-    """Runs steps of one model over one page storage."""
+    """Runs steps of one model over one page storage.
+
+    `recorded` is set by whoever built the runner, where the device gains from it.
+    """
+
+    recorded: RecordedSteps | None = None
 
     def __init__(
-        self, model: nn.Module, storage: PageStorage, kernel: Kernel, *, page_size: int
+        self,
+        model: nn.Module,
+        storage: PageStorage,
+        kernel: Kernel,
+        *,
+        page_size: int,
+        placement: Placement = place,
     ) -> None:
         self._model = model
         self.storage = storage
         self._kernel = kernel
         self._page_size = page_size
+        self._placement = placement
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -31,8 +55,14 @@ class ModelRunner:
         if not plan.chunks:
             return StepResult(())
         self.storage.copy_pages(plan.copies)
-        logits = self.forward(build_inputs(plan, self.storage, self._page_size))
-        return StepResult(self._read_logits(plan.chunks, logits))
+        return StepResult(self._read_logits(plan.chunks, self._compute(plan)))
+
+    def _compute(self, plan: StepPlan) -> torch.Tensor:
+        """Logits of the rows that a plan wants."""
+        step = pack_step(plan, self._page_size)
+        if self.recorded is not None and self.recorded.covers(step):
+            return self.recorded.run(step)
+        return self.forward(self._placement(step, self.storage, self._page_size))
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Logits `[rows, vocab]` of the wanted rows, in the model's dtype; writes the pages."""

@@ -47,8 +47,7 @@ def _paged_attention(
     batch, kernel = paged
     layer: int = module.layer_idx  # type: ignore[assignment]
     k_pages, v_pages = batch.storage.layer(layer)
-    k_pages.flatten(0, 1)[batch.slots] = key[0].transpose(0, 1)
-    v_pages.flatten(0, 1)[batch.slots] = value[0].transpose(0, 1)
+    batch.storage.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     packed = query[0].transpose(0, 1)
     return kernel(packed, k_pages, v_pages, batch, scale, sliding_window).unsqueeze(0), None

@@ -67,8 +67,9 @@ def select_kernel(
     for candidate, kernel in candidates.items():
         try:
             timings[candidate] = probe.run(kernel)
-        except (RuntimeError, NotImplementedError, ValueError) as error:
-            logger.warning("attention kernel %s does not work here: %s", candidate, error)
+        except Exception as error:  # a candidate may be anyone's code and fail in its own way
+            level = logging.INFO if name == "auto" else logging.WARNING
+            logger.log(level, "attention kernel %s does not work here: %s", candidate, error)
     if not timings:
         raise EngineError(f"no attention kernel works on {device} with {dtype}")
     fastest = min(timings, key=timings.__getitem__)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from triton import TritonError
 
 from engine.attention.batch import PagedBatch
 from engine.cuda.geometry import device_geometry
@@ -34,12 +35,16 @@ class Launch:
     num_stages: int = 3
 
     def run(self) -> None:
-        self.kernel[self.grid](
-            **self.arguments,
-            **self.constants,
-            num_warps=self.num_warps,
-            num_stages=self.num_stages,
-        )
+        """Raises `RuntimeError` where it does not compile or does not fit the device."""
+        try:
+            self.kernel[self.grid](
+                **self.arguments,
+                **self.constants,
+                num_warps=self.num_warps,
+                num_stages=self.num_stages,
+            )
+        except TritonError as error:
+            raise RuntimeError(f"{self.kernel.__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

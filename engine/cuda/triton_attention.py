@@ -70,18 +70,19 @@ class TritonAttention:
         return output
 
 
-def write_pages(
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    slots: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-) -> None:
-    """Store new keys and values `[tokens, kv_heads, head_dim]` at their slots, in one launch."""
-    key, value = (each if each.stride(-1) == 1 else each.contiguous() for each in (key, value))
-    write_launch(k_pages, v_pages, slots, key, value).run()
+class TritonPageKernels:
+    """`kv_cache.storage.PageKernels`, each in one launch. A negative slot is not written."""
 
+    def write(
+        self,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        slots: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> None:
+        new = (each if each.stride(-1) == 1 else each.contiguous() for each in (key, value))
+        write_launch(k_pages, v_pages, slots, *new).run()
 
-def copy_disjoint_pages(data: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """Copy pages in all layers in one launch; no page may be source and target at once."""
-    copy_launch(data, sources, targets).run()
+    def copy(self, data: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        copy_launch(data, sources, targets).run()

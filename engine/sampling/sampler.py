@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.sampling import on_device
 from engine.sampling.adjustments import adjust
 from engine.sampling.blocks import BlockedLogits, Indices
 from engine.sampling.draws import draw
@@ -50,6 +51,11 @@ def _sample_alone(logits: torch.Tensor, row: SampleRow) -> Sample:
 
 
 def _sample_together(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
+    if logits.is_cuda and on_device.fits(rows):
+        return [
+            Sample(token) if token >= 0 else Sample(-1, error=_NOT_FINITE)
+            for token in on_device.draw_on_device(logits, rows)
+        ]
     raw = BlockedLogits(logits)
     at = np.array([row.row for row in rows], np.int64)
     tokens = np.full(len(rows), -1, np.int64)

@@ -7,17 +7,19 @@ serving impossible raises `EngineError` here, with one line for the user.
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
+from torch import nn
 
 from engine.attention import ATTENTION_NAME, register_attention, select_kernel
 from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.engine import Engine
-from engine.loading import Progress, Reporter, resolve_model
-from engine.loading.load import LoadedModel, load_model
-from engine.machine import available_memory_bytes, usable_threads
+from engine.loading import ModelSpec, Progress, Reporter, resolve_model
+from engine.loading.load import load_model
+from engine.machine import usable_threads
 from engine.model_runner import ModelRunner
+from engine.platform import MemoryBudget, Platform, choose_platform
 from engine.self_check import self_check
 from kv_cache import CacheManager
 from kv_cache.sizing import CachePlan, CacheSizeError, page_bytes, plan_pages
@@ -65,7 +67,7 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         config.model, cache_dir=config.cache_dir, offline=config.offline, report=report
     )
     report(Progress("loading the model"))
-    register_attention()
+    register_attention(compiled=config.torch_compile)
     loaded = load_model(
         model_dir,
         dtype=config.dtype,
@@ -73,26 +75,30 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         attn_implementation=ATTENTION_NAME,
     )
     dtype, device = getattr(torch, loaded.dtype), torch.device(loaded.device)
-    plan = _plan_pages(config, loaded, dtype, device)
-    kernel_name, kernel = select_kernel(
+    platform = choose_platform(config, loaded)
+    attention_name, attention = select_kernel(
         config.attention,
         spec=loaded.spec,
         dtype=dtype,
         device=device,
         page_size=config.page_size,
+        kernels=platform.attention_candidates(),
     )
-    storage = _allocate(loaded, plan.num_pages, config.page_size, dtype, device)
-    runner = ModelRunner(loaded.model, storage, kernel, page_size=config.page_size)
+    model = _compile(loaded.model) if config.torch_compile else loaded.model
+    plan = _plan_pages(config, loaded.spec, dtype, platform.memory(model, attention))
+    storage = _allocate(loaded.spec, plan.num_pages, config.page_size, dtype, device, platform)
+    runner = platform.runner(model, storage, attention, plan.max_model_len)
     if config.self_check:
         report(Progress("checking paged attention against the plain model"))
         self_check(loaded.model, runner, page_size=config.page_size, num_pages=plan.num_pages)
+    notes = (plan.note, *platform.warm_up(report))
     info = EngineInfo(
         model=config.model,
         model_dir=model_dir,
         dtype=loaded.dtype,
         device=loaded.device,
         threads=threads,
-        attention=kernel_name,
+        attention=attention_name,
         vocab_size=loaded.spec.vocab_size,
         max_model_len=plan.max_model_len,
         page_size=config.page_size,
@@ -102,22 +108,19 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         max_num_batched_tokens=config.max_num_batched_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
         load_seconds=time.monotonic() - start,
-        notes=(plan.note,),
+        notes=notes,
     )
     return LoadedEngine(loaded.model, runner, info)
 
 
+def _compile(model: nn.Module) -> nn.Module:
+    """Compiled on first use, for any number of tokens; attention stays as it is."""
+    return cast(nn.Module, torch.compile(model, dynamic=True))
+
+
 def _plan_pages(
-    config: EngineConfig, loaded: LoadedModel, dtype: torch.dtype, device: torch.device
+    config: EngineConfig, spec: ModelSpec, dtype: torch.dtype, budget: MemoryBudget
 ) -> CachePlan:
-    spec = loaded.spec
-    default_bytes = None
-    if device.type == "cuda":
-        available, total = torch.cuda.mem_get_info(device)
-        default_bytes = available - int((1 - config.gpu_memory_utilization) * total)
-    else:
-        # Mapped weights count as free memory until they are read; they will be.
-        available = available_memory_bytes() - loaded.mapped_bytes
     try:
         return plan_pages(
             bytes_per_page=page_bytes(
@@ -129,29 +132,34 @@ def _plan_pages(
             ),
             page_size=config.page_size,
             model_max_len=spec.max_model_len,
-            available_bytes=available,
+            available_bytes=budget.available_bytes,
             max_model_len=config.max_model_len,
             num_pages=config.num_pages,
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-            default_bytes=default_bytes,
+            default_bytes=budget.default_bytes,
         )
     except CacheSizeError as error:
         raise EngineError(str(error)) from error
 
 
 def _allocate(
-    loaded: LoadedModel, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    spec: ModelSpec,
+    num_pages: int,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    platform: Platform,
 ) -> PageStorage:
-    spec = loaded.spec
     try:
         return PageStorage(
             num_layers=spec.num_layers,
-            num_pages=num_pages,
+            num_pages=num_pages + platform.padding_pages,
             page_size=page_size,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
             dtype=dtype,
             device=device,
+            copier=platform.page_copier(),
         )
     except (RuntimeError, MemoryError) as error:
         raise EngineError(

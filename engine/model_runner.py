@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from engine.attention import Kernel
+from engine.attention import Attention
 from engine.sampling import SampleRow, sample, score
 from engine.step_inputs import PackedStep, Placement, StepInputs, pack_step, place
 from kv_cache.storage import PageStorage
@@ -38,14 +38,14 @@ class ModelRunner:
         self,
         model: nn.Module,
         storage: PageStorage,
-        kernel: Kernel,
+        attention: Attention,
         *,
         page_size: int,
         placement: Placement = place,
     ) -> None:
         self._model = model
         self.storage = storage
-        self._kernel = kernel
+        self._attention = attention
         self._page_size = page_size
         self._placement = placement
 
@@ -71,7 +71,7 @@ class ModelRunner:
             position_ids=inputs.position_ids,
             use_cache=False,
             logits_to_keep=inputs.logit_rows,
-            paged=(inputs.batch, self._kernel),
+            paged=(inputs.batch, self._attention),
         )
         logits: torch.Tensor = output.logits[0]
         return logits

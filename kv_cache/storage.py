@@ -5,53 +5,25 @@ that paged FlashAttention-style kernels take. A page that was never written may 
 included: readers must mask by selecting, never by multiplying with zero.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
 from kv_cache.manager import PageCopy
 
-
-class PageKernels(Protocol):
-    """The two ways in which pages are written, as a device does them best."""
-
-    def write(
-        self,
-        k_pages: torch.Tensor,
-        v_pages: torch.Tensor,
-        slots: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-    ) -> None:
-        """Store `key` and `value` `[tokens, kv_heads, head_dim]` at `slots` [tokens] int64."""
-        ...
-
-    def copy(self, data: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        """Copy pages of all layers; `sources` and `targets` [copies] int64 share no page."""
-        ...
+# Copies pages of all layers: the storage's data, source and target pages [copies] int64, none of
+# which is both.
+PageCopier: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
-class TorchPageKernels:
-    """For every device that torch has."""
-
-    def write(
-        self,
-        k_pages: torch.Tensor,
-        v_pages: torch.Tensor,
-        slots: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-    ) -> None:
-        k_pages.flatten(0, 1)[slots] = key
-        v_pages.flatten(0, 1)[slots] = value
-
-    def copy(self, data: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        data[:, :, targets] = data[:, :, sources]
+def index_copy(data: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """The copier for every device; it gathers before it writes, so a page may be both."""
+    data[:, :, targets] = data[:, :, sources]
 
 
 class PageStorage:
-    """Owns the pool's memory. Written by `write` (the attention layers) and `copy_pages` only."""
+    """Owns the pool's memory. Written by the attention layers and by `copy_pages` only."""
 
     def __init__(
         self,
@@ -63,11 +35,11 @@ class PageStorage:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
-        kernels: PageKernels | None = None,
+        copier: PageCopier = index_copy,
     ) -> None:
         shape = (num_layers, 2, num_pages, page_size, num_kv_heads, head_dim)
         self._data = torch.empty(shape, dtype=dtype, device=device)
-        self._kernels = kernels or TorchPageKernels()
+        self._copier = copier
         self._layers = [(layer[0], layer[1]) for layer in self._data]
 
     @property
@@ -87,12 +59,6 @@ class PageStorage:
         """Keys and values of one layer, each `[pages, page_size, kv_heads, head_dim]`."""
         return self._layers[index]
 
-    def write(
-        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> None:
-        """Store one layer's new `key` and `value` `[tokens, kv_heads, head_dim]` at `slots`."""
-        self._kernels.write(*self._layers[layer], slots, key, value)
-
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy whole pages in all layers. All sources are gathered before any target is written."""
         if not copies:
@@ -100,7 +66,7 @@ class PageStorage:
         pairs = [[copy.source for copy in copies], [copy.target for copy in copies]]
         sources, targets = torch.tensor(pairs, device=self._data.device)
         if set(pairs[0]).isdisjoint(pairs[1]):
-            self._kernels.copy(self._data, sources, targets)
+            self._copier(self._data, sources, targets)
         else:
             # A page may be freed, handed out again and copied from in one plan.
-            TorchPageKernels().copy(self._data, sources, targets)
+            index_copy(self._data, sources, targets)

@@ -105,6 +105,19 @@ ENGINE_FLAGS = (
     ),
     Flag("threads", ("--threads",), at_least(1), "CPU threads; default: what the container allows"),
     Flag("attention", ("--attention",), non_empty, "attention kernel; auto takes the fastest"),
+    Flag(
+        "enforce_eager",
+        ("--enforce-eager",),
+        None,
+        "on a GPU, start every kernel of a decode step anew (no CUDA graphs)",
+    ),
+    Flag("torch_compile", ("--torch-compile",), None, "compile the model with torch.compile"),
+    Flag(
+        "deterministic",
+        ("--deterministic",),
+        None,
+        "the same tokens whatever else is served; slower on a GPU, float32 on a CPU",
+    ),
     Flag("self_check", ("--self-check",), None, "compare with a cold forward at start"),
 )
 

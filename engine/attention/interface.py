@@ -6,21 +6,29 @@ forward was given, `paged` among them. Models pass many keywords; those known to
 by, anything else would change the attention's meaning and is refused loudly.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 
 from engine.attention.batch import PagedBatch
-from engine.attention.select import Kernel
+from engine.attention.kernel import Attention
 from engine.loading.support import meaningful_keywords
 
 ATTENTION_NAME = "octavo"
 
 
-def register_attention() -> None:
-    """Make `attn_implementation=ATTENTION_NAME` known to transformers. Idempotent."""
+def register_attention(*, compiled: bool = False) -> None:
+    """Make `attn_implementation=ATTENTION_NAME` known to transformers. Idempotent.
+
+    `compiled` says that the model goes through torch.compile, which then leaves attention alone.
+    """
     from transformers.modeling_utils import AttentionInterface
 
-    AttentionInterface.register(ATTENTION_NAME, _paged_attention)
+    function: Callable[..., object] = _paged_attention
+    if compiled:
+        function = torch.compiler.disable(_paged_attention)  # type: ignore[no-untyped-call]
+    AttentionInterface.register(ATTENTION_NAME, function)
 
 
 def _paged_attention(
@@ -30,7 +38,7 @@ def _paged_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     *,
-    paged: tuple[PagedBatch, Kernel],
+    paged: tuple[PagedBatch, Attention],
     scaling: float | None = None,
     sliding_window: int | None = None,
     **others: object,
@@ -44,10 +52,11 @@ def _paged_attention(
     if unknown or attention_mask is not None:
         what = ", ".join(unknown) or "an attention mask"
         raise NotImplementedError(f"{type(module).__name__} asks attention for {what}")
-    batch, kernel = paged
+    batch, attention = paged
     layer: int = module.layer_idx  # type: ignore[assignment]
     k_pages, v_pages = batch.storage.layer(layer)
-    batch.storage.write(layer, batch.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    attention.write(key[0].transpose(0, 1), value[0].transpose(0, 1), k_pages, v_pages, batch)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     packed = query[0].transpose(0, 1)
-    return kernel(packed, k_pages, v_pages, batch, scale, sliding_window).unsqueeze(0), None
+    attended = attention.attend(packed, k_pages, v_pages, batch, scale, sliding_window)
+    return attended.unsqueeze(0), None

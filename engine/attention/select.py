@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Protocol
 
 import torch
 
 from engine.attention.batch import PagedBatch
 from engine.attention.gathered import gathered_attention
+from engine.attention.kernel import Attention, Kernel
 from engine.attention.reference import reference_attention
 from engine.config import EngineError
 from engine.loading import ModelSpec
@@ -20,21 +20,6 @@ from kv_cache.storage import PageStorage
 logger = logging.getLogger(__name__)
 
 _PROBE_CALLS = 5
-
-
-class Kernel(Protocol):
-    """Attention over pages; see `reference_attention` for shapes and meaning."""
-
-    def __call__(
-        self,
-        query: torch.Tensor,
-        k_pages: torch.Tensor,
-        v_pages: torch.Tensor,
-        batch: PagedBatch,
-        scale: float,
-        sliding_window: int | None = None,
-        /,
-    ) -> torch.Tensor: ...
 
 
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
@@ -53,20 +38,24 @@ def select_kernel(
     dtype: torch.dtype,
     device: torch.device,
     page_size: int,
-    kernels: Mapping[str, Kernel] = KERNELS,
-) -> tuple[str, Kernel]:
-    """The kernel called `name`, or with `auto` the fastest one that agrees with the reference.
+    kernels: Mapping[str, Kernel | Attention] = KERNELS,
+) -> tuple[str, Attention]:
+    """The attention called `name`, or with `auto` the fastest one that agrees with the reference.
 
     Raises `EngineError` for an unknown name, or one that fails on this device or disagrees.
     """
     if name != "auto" and name not in kernels:
         raise EngineError(f"attention {name!r} is unknown; there are: auto, {', '.join(kernels)}")
-    candidates = kernels if name == "auto" else {name: kernels[name]}
+    candidates = {
+        each: kernel if isinstance(kernel, Attention) else Attention(kernel)
+        for each, kernel in kernels.items()
+        if name in ("auto", each)
+    }
     probe = _Probe(spec, dtype, device, page_size)
     timings: dict[str, float] = {}
-    for candidate, kernel in candidates.items():
+    for candidate, attention in candidates.items():
         try:
-            timings[candidate] = probe.run(kernel)
+            timings[candidate] = probe.run(attention.attend)
         except Exception as error:  # a candidate may be anyone's code and fail in its own way
             level = logging.INFO if name == "auto" else logging.WARNING
             logger.log(level, "attention kernel %s does not work here: %s", candidate, error)
@@ -78,7 +67,7 @@ def select_kernel(
         fastest,
         ", ".join(f"{each} {seconds * 1e3:.2f} ms" for each, seconds in timings.items()),
     )
-    return fastest, kernels[fastest]
+    return fastest, candidates[fastest]
 
 
 class _Probe:

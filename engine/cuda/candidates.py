@@ -1,7 +1,7 @@
-"""What there is to choose from on a CUDA device: attention kernels and writers of pages.
+"""What there is to choose from on a CUDA device: ways to attend, and to copy pages.
 
-Called once at start. `engine.attention.select_kernel` probes the kernels; the writers of pages are
-tried here, in the same spirit: what does not do as torch does is not used.
+Called once at start. `engine.attention.select_kernel` probes the former; the copier is tried here,
+in the same spirit: what does not do as torch does is not used.
 """
 
 import importlib.util
@@ -10,84 +10,64 @@ from collections.abc import Mapping
 
 import torch
 
-from engine.attention import KERNELS, Kernel
-from kv_cache.storage import PageKernels, PageStorage, TorchPageKernels
+from engine.attention import KERNELS, Attention, Kernel
+from engine.config import EngineError
+from kv_cache.storage import PageCopier, index_copy
 
 logger = logging.getLogger(__name__)
 
+TRITON = "triton"
 
-def cuda_kernels(device: torch.device, *, deterministic: bool) -> Mapping[str, Kernel]:
-    """Attention kernels by name, those that cannot even be imported left out.
 
-    With `deterministic` only the one whose results do not depend on the batch. Raises `ImportError`
+def cuda_attention(
+    device: torch.device, *, deterministic: bool
+) -> Mapping[str, Kernel | Attention]:
+    """Candidates by name, those that cannot even be imported left out.
+
+    With `deterministic` only the one whose results do not depend on the batch. Raises `EngineError`
     where there is none.
     """
     num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    candidates: dict[str, Kernel | Attention] = {}
+    if has("triton"):
+        from engine.cuda.triton_attention import TritonAttention, write_pages
+
+        kernel = TritonAttention(num_sms=num_sms, deterministic=deterministic)
+        candidates[TRITON] = Attention(kernel, write_pages)
     if deterministic:
-        return {"triton": _triton_attention(num_sms, deterministic=True)}
+        if not candidates:
+            raise EngineError("--deterministic needs Triton on a GPU: pip install 'octavo[cuda]'")
+        return candidates
     from engine.cuda.varlen import varlen_attention
 
-    kernels: dict[str, Kernel] = {**KERNELS, "varlen": varlen_attention}
-    if _has("triton"):
-        kernels["triton"] = _triton_attention(num_sms, deterministic=False)
-    if _has("flashinfer"):
+    candidates |= {**KERNELS, "varlen": varlen_attention}
+    if has("flashinfer"):
         from engine.cuda.flash_infer import FlashInferAttention
 
-        kernels["flashinfer"] = FlashInferAttention(device)
-    return kernels
+        candidates["flashinfer"] = FlashInferAttention(device)
+    return candidates
 
 
-def page_kernels(device: torch.device, dtype: torch.dtype) -> PageKernels:
-    """Triton's writers of pages where they work, else torch's."""
-    if not _has("triton"):
-        return TorchPageKernels()
-    from engine.cuda.triton_attention import TritonPageKernels
+def page_copier(device: torch.device, dtype: torch.dtype) -> PageCopier:
+    """Triton's copy of pages where it works, else torch's."""
+    if not has("triton"):
+        return index_copy
+    from engine.cuda.triton_attention import copy_pages
 
-    kernels = TritonPageKernels()
+    data = torch.arange(2 * 2 * 6 * 16 * 3 * 8, device=device).to(dtype).view(2, 2, 6, 16, 3, 8)
+    expected = data.clone()
+    sources, targets = torch.tensor([[0, 4], [2, 5]], device=device)
+    index_copy(expected, sources, targets)
     try:
-        if all(
-            torch.equal(ours, theirs)
-            for ours, theirs in zip(
-                _write_and_copy(kernels, device, dtype),
-                _write_and_copy(TorchPageKernels(), device, dtype),
-                strict=True,
-            )
-        ):
-            return kernels
-        logger.warning("Triton's writers of pages differ from torch's: the latter are used")
+        copy_pages(data, sources, targets)
     except (RuntimeError, ValueError) as error:
-        logger.warning("Triton's writers of pages do not work here: %s", error)
-    return TorchPageKernels()
+        logger.warning("Triton's copy of pages does not work here: %s", error)
+        return index_copy
+    if not torch.equal(data, expected):
+        logger.warning("Triton's copy of pages differs from torch's, which is used")
+        return index_copy
+    return copy_pages
 
 
-def _triton_attention(num_sms: int, *, deterministic: bool) -> Kernel:
-    from engine.cuda.triton_attention import TritonAttention
-
-    return TritonAttention(num_sms=num_sms, deterministic=deterministic)
-
-
-def _write_and_copy(
-    kernels: PageKernels, device: torch.device, dtype: torch.dtype
-) -> tuple[torch.Tensor, ...]:
-    """All pages of a small storage after new tokens and two copies."""
-    storage = PageStorage(
-        num_layers=2,
-        num_pages=6,
-        page_size=16,
-        num_kv_heads=3,
-        head_dim=80,
-        dtype=dtype,
-        device=device,
-        kernels=kernels,
-    )
-    storage.data.zero_()
-    new = torch.arange(2 * 3 * 3 * 80, device=device).view(2, 3, 3, 80).transpose(1, 2)
-    slots = torch.tensor([3, 64, 17], device=device)
-    storage.write(1, slots, new[0].to(dtype), new[1].to(dtype))
-    pages = torch.tensor([[0, 4], [2, 5]], device=device)
-    kernels.copy(storage.data, pages[0], pages[1])
-    return tuple(storage.data)
-
-
-def _has(package: str) -> bool:
+def has(package: str) -> bool:
     return importlib.util.find_spec(package) is not None

@@ -17,7 +17,7 @@ _WORKSPACE_BYTES = 128 * 2**20
 
 
 class FlashInferAttention:
-    """A kernel in the sense of `engine.attention.select.Kernel`; see `reference_attention`."""
+    """A kernel in the sense of `engine.attention.kernel.Kernel`; see `reference_attention`."""
 
     def __init__(self, device: torch.device) -> None:
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)

@@ -20,7 +20,8 @@ class DeviceGeometry:
     """All int32. Sequence i's pages are `page_tables[table_starts[i]:]` (flat), its packed rows
     `query_starts[i] .. query_starts[i + 1]`, its context `context_lens[i]` tokens.
 
-    `table_starts` and `context_lens` have one entry per sequence, `query_starts` one more.
+    `table_starts` and `context_lens` have one entry per sequence, `query_starts` one more;
+    `page_tables` may be longer than this step's tables.
     """
 
     page_tables: torch.Tensor

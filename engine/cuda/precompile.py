@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from engine.attention.batch import PagedBatch
+from engine.cuda.batch_invariant import matmul_launch, mean_launch
 from engine.cuda.launch import (
     Launch,
     copy_launch,
@@ -121,6 +122,10 @@ def launches(shape: Shape) -> Iterator[Launch]:
     data = torch.empty((2, 2, *k_pages.shape), dtype=shape.dtype, device=meta)
     ids = torch.empty(4, dtype=torch.int64, device=meta)
     yield copy_launch(data, ids, ids)
+    left = torch.empty((40, 512), dtype=shape.dtype, device=meta)
+    weight = torch.empty((384, 512), dtype=shape.dtype, device=meta)
+    yield matmul_launch(left.new_empty((40, 384)), left, weight.t(), left.new_empty(384))
+    yield mean_launch(left.new_empty(40, dtype=torch.float32), left.float())
 
 
 def compile_launch(launch: Launch, arch: int) -> Compiled:

@@ -27,6 +27,7 @@ class Staging:
     """Two twin buffers, on the host and on the device. Not for two threads at once."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
+        num_bytes = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         on_cuda = device.type == "cuda"
         self._host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=on_cuda)
         self._bytes: NDArray[np.uint8] = self._host.numpy()
@@ -86,7 +87,10 @@ class Staging:
             context_lens=step.context_lens,
             page_size=page_size,
         )
-        stage_geometry(batch, DeviceGeometry(tables.flatten(), table_starts, starts, contexts))
+        # A recorded step must be able to read wider tables than those of its recording.
+        offset = tables.data_ptr() - self._device.data_ptr()
+        every_table = self._device[offset:].view(torch.int32)
+        stage_geometry(batch, DeviceGeometry(every_table, table_starts, starts, contexts))
         return StepInputs(ids[None], positions[None], rows, batch)
 
 

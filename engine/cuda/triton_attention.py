@@ -19,7 +19,7 @@ from engine.cuda.launch import (
 
 
 class TritonAttention:
-    """A kernel in the sense of `engine.attention.select.Kernel`; see `reference_attention`."""
+    """A kernel in the sense of `engine.attention.kernel.Kernel`; see `reference_attention`."""
 
     def __init__(self, *, num_sms: int, deterministic: bool = False) -> None:
         self._num_sms = num_sms
@@ -70,19 +70,19 @@ class TritonAttention:
         return output
 
 
-class TritonPageKernels:
-    """`kv_cache.storage.PageKernels`, each in one launch. A negative slot is not written."""
+def write_pages(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+    /,
+) -> None:
+    """`engine.attention.kernel.PageWriter` in one launch. A negative slot is not written."""
+    new = (each if each.stride(-1) == 1 else each.contiguous() for each in (key, value))
+    write_launch(k_pages, v_pages, batch.slots, *new).run()
 
-    def write(
-        self,
-        k_pages: torch.Tensor,
-        v_pages: torch.Tensor,
-        slots: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-    ) -> None:
-        new = (each if each.stride(-1) == 1 else each.contiguous() for each in (key, value))
-        write_launch(k_pages, v_pages, slots, *new).run()
 
-    def copy(self, data: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        copy_launch(data, sources, targets).run()
+def copy_pages(data: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """`kv_cache.storage.PageCopier`: all layers in one launch."""
+    copy_launch(data, sources, targets).run()

@@ -35,7 +35,7 @@ def varlen_attention(
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
         enable_gqa=query.shape[1] != k_pages.shape[2],
         seqused_k=geometry.context_lens,
-        block_table=geometry.page_tables.view(batch.num_sequences, -1),
+        block_table=batch.page_tables.to(torch.int32),
     )
     assert isinstance(output, torch.Tensor)
     return output

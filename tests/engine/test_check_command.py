@@ -7,7 +7,7 @@ import torch
 from conftest_types import TinyModelDir
 from rich.console import Console
 
-from engine.attention import KERNELS
+from engine.attention import KERNELS, Attention
 from engine.check import run_check
 from engine.config import EngineConfig
 
@@ -44,7 +44,9 @@ def test_a_wrong_kernel_is_found_out(
     def forgets_the_scale(query: torch.Tensor, *rest: object) -> torch.Tensor:
         return right(query, *rest[:3], 1.0, *rest[4:])  # type: ignore[arg-type]
 
-    monkeypatch.setattr("engine.build.select_kernel", lambda *_, **__: ("x", forgets_the_scale))
+    monkeypatch.setattr(
+        "engine.build.select_kernel", lambda *_, **__: ("x", Attention(forgets_the_scale))
+    )
     status, output = check(tiny_model_dir("llama"))
     assert status == 1
     assert "Answers differ in float32" in output

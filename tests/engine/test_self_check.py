@@ -7,7 +7,7 @@ import torch
 from conftest_types import TinyModelDir
 
 import engine.build
-from engine.attention import KERNELS, Kernel
+from engine.attention import KERNELS, Attention
 from engine.build import load_engine
 from engine.config import EngineConfig, EngineError
 
@@ -43,8 +43,8 @@ def test_wrong_attention_is_refused_in_every_dtype(
     wrong: Callable[..., torch.Tensor],
     dtype: str,
 ) -> None:
-    def select(*_: object, **__: object) -> tuple[str, Kernel]:
-        return "wrong", wrong
+    def select(*_: object, **__: object) -> tuple[str, Attention]:
+        return "wrong", Attention(wrong)
 
     monkeypatch.setattr(engine.build, "select_kernel", select)
     with pytest.raises(EngineError, match="computes something else over pages"):

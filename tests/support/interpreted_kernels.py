@@ -1,6 +1,6 @@
 """Runs the Triton kernels in Triton's interpreter, on the CPU:
 
-    TRITON_INTERPRET=1 python tests/support/interpreted_kernels.py [GROUP...]
+    PYTHONPATH=.:tests TRITON_INTERPRET=1 python tests/support/interpreted_kernels.py [GROUP...]
 
 Triton decides at import whether it interprets, hence a process of its own; and one for all groups,
 since the imports take longer than most of them. Prints a JSON object: group to what went wrong.
@@ -10,15 +10,15 @@ import json
 import sys
 import time
 import traceback
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 import triton.language as tl
+from engine_cases import check_deterministic_engine, check_engine
+from invariant_cases import check_means, check_products
 from paged_cases import GROUPS, run_group
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -38,13 +38,24 @@ def dot(
     return TensorHandle(product + c.data, c.dtype.scalar)
 
 
+CPU = torch.device("cpu")
+CHECKS: dict[str, Callable[[], None]] = {
+    **{group: partial(run_group, group, CPU) for group in GROUPS},
+    "products": partial(check_products, CPU),
+    "means": partial(check_means, CPU),
+    "engine": partial(check_engine, "mistral"),
+    # Last: from here on the process computes with our own products.
+    "deterministic engine": check_deterministic_engine,
+}
+
+
 def main() -> None:
     InterpreterBuilder.create_dot = dot
     failures = {}
-    for group in sys.argv[1:] or GROUPS:
+    for group in sys.argv[1:] or CHECKS:
         start = time.monotonic()
         try:
-            run_group(group, torch.device("cpu"))
+            CHECKS[group]()
         except Exception:
             failures[group] = traceback.format_exc()
         print(f"{group}: {time.monotonic() - start:.1f} s", file=sys.stderr)

@@ -1,13 +1,13 @@
 """Cases for the Triton kernels, in groups; `cuda` tests run them on a GPU, `interpreted_kernels.py`
 in Triton's interpreter."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.attention import PagedBatch
 from engine.attention.reference import reference_attention
-from engine.cuda.triton_attention import TritonAttention, TritonPageKernels
+from engine.cuda.triton_attention import TritonAttention, copy_pages, write_pages
 from kv_cache.storage import PageStorage
 
 # Largest difference from the reference, which computes in float32 and rounds once.
@@ -114,7 +114,8 @@ def check_writes(device: torch.device) -> None:
         before = [pool.clone() for pool in (pages.k_pages, pages.v_pages)]
         slots = torch.tensor([5, -1, 40, 17, 0], device=device)
         new = torch.randn((2, kv_heads, 5, head_dim), device=device).to(dtype).transpose(1, 2)
-        TritonPageKernels().write(pages.k_pages, pages.v_pages, slots, new[0], new[1])
+        batch = replace(pages.batch, slots=slots)
+        write_pages(new[0], new[1], pages.k_pages, pages.v_pages, batch)
         kept = slots >= 0
         for pool, old, values in zip((pages.k_pages, pages.v_pages), before, new, strict=True):
             old.flatten(0, 1)[slots[kept]] = values[kept]
@@ -139,7 +140,7 @@ def check_copies(device: torch.device) -> None:
         sources = torch.tensor([1, 5, 1], device=device)
         targets = torch.tensor([0, 8, 3], device=device)
         expected[:, :, targets] = expected[:, :, sources]
-        TritonPageKernels().copy(data, sources, targets)
+        copy_pages(data, sources, targets)
         torch.testing.assert_close(data, expected, rtol=0, atol=0)
 
 

@@ -1,0 +1,94 @@
+"""What differs between devices when an engine is built: how to attend, how much memory there is,
+how pages are copied, what runs the steps. `engine.build` asks in that order; the CPU's answers are
+here, those for CUDA in `engine/cuda/platform.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from engine.attention import KERNELS, Attention, Kernel
+from engine.config import EngineConfig, EngineError
+from engine.loading import Reporter
+from engine.loading.load import LoadedModel
+from engine.machine import available_memory_bytes
+from engine.model_runner import ModelRunner
+from kv_cache.storage import PageCopier, PageStorage, index_copy
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """Bytes that can be allocated for pages, and how many of them are by default (None: as
+    `plan_pages` decides)."""
+
+    available_bytes: int
+    default_bytes: int | None = None
+
+
+class Platform(Protocol):
+    """A kind of device, as far as building an engine goes."""
+
+    @property
+    def padding_pages(self) -> int:
+        """Pages to allocate behind those that the cache knows."""
+        ...
+
+    def attention_candidates(self) -> Mapping[str, Kernel | Attention]: ...
+
+    def memory(self, model: nn.Module, attention: Attention) -> MemoryBudget:
+        """What is free once everything but the pages has been set aside. Raises `EngineError`."""
+        ...
+
+    def page_copier(self) -> PageCopier: ...
+
+    def runner(
+        self, model: nn.Module, storage: PageStorage, attention: Attention, max_model_len: int
+    ) -> ModelRunner: ...
+
+    def warm_up(self, report: Reporter) -> tuple[str, ...]:
+        """Do now what the first requests would wait for; what was decided, in plain words."""
+        ...
+
+
+class CpuPlatform:
+    """Nothing out of the ordinary. `deterministic` holds by itself in float32."""
+
+    padding_pages = 0
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
+        if config.deterministic and loaded.dtype != "float32":
+            raise EngineError(
+                f"--deterministic needs --dtype float32 on a CPU, and the model is {loaded.dtype}"
+            )
+        self._config = config
+        self._loaded = loaded
+
+    def attention_candidates(self) -> Mapping[str, Kernel | Attention]:
+        return KERNELS
+
+    def memory(self, model: nn.Module, attention: Attention) -> MemoryBudget:
+        # Mapped weights count as free memory until they are read; they will be.
+        return MemoryBudget(available_memory_bytes() - self._loaded.mapped_bytes)
+
+    def page_copier(self) -> PageCopier:
+        return index_copy
+
+    def runner(
+        self, model: nn.Module, storage: PageStorage, attention: Attention, max_model_len: int
+    ) -> ModelRunner:
+        return ModelRunner(model, storage, attention, page_size=self._config.page_size)
+
+    def warm_up(self, report: Reporter) -> tuple[str, ...]:
+        return ()
+
+
+def choose_platform(config: EngineConfig, loaded: LoadedModel) -> Platform:
+    """The platform of the device that the model was loaded to. Raises `EngineError`."""
+    if torch.device(loaded.device).type == "cuda":
+        from engine.cuda.platform import CudaPlatform
+
+        return CudaPlatform(config, loaded)
+    return CpuPlatform(config, loaded)

@@ -23,6 +23,8 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("compiler")
 def test_compiled_steps_answer_as_transformers_does(tiny_model_dir: TinyModelDir) -> None:
     loaded = load_tiny(tiny_model_dir("llama"), torch_compile=True)

@@ -7,12 +7,12 @@ serving impossible raises `EngineError` here, with one line for the user.
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
 from engine.attention import ATTENTION_NAME, register_attention, select_kernel
+from engine.compiled_model import CompiledModel
 from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.engine import Engine
 from engine.loading import ModelSpec, Progress, Reporter, resolve_model
@@ -67,7 +67,7 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         config.model, cache_dir=config.cache_dir, offline=config.offline, report=report
     )
     report(Progress("loading the model"))
-    register_attention(compiled=config.torch_compile)
+    register_attention()
     loaded = load_model(
         model_dir,
         dtype=config.dtype,
@@ -84,7 +84,7 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         page_size=config.page_size,
         kernels=platform.attention_candidates(),
     )
-    model = _compile(loaded.model) if config.torch_compile else loaded.model
+    model = CompiledModel(loaded.model) if config.torch_compile else loaded.model
     plan = _plan_pages(config, loaded.spec, dtype, platform.memory(model, attention))
     storage = _allocate(loaded.spec, plan.num_pages, config.page_size, dtype, device, platform)
     runner = platform.runner(model, storage, attention, plan.max_model_len)
@@ -111,11 +111,6 @@ def load_engine(config: EngineConfig, report: Reporter) -> LoadedEngine:
         notes=notes,
     )
     return LoadedEngine(loaded.model, runner, info)
-
-
-def _compile(model: nn.Module) -> nn.Module:
-    """Compiled on first use, for any number of tokens; attention stays as it is."""
-    return cast(nn.Module, torch.compile(model, dynamic=True))
 
 
 def _plan_pages(

@@ -14,6 +14,7 @@ from triton import TritonError
 from engine.attention.batch import PagedBatch
 from engine.cuda.geometry import device_geometry
 from engine.cuda.kernels.decode import combine_splits, decode_split
+from engine.cuda.kernels.draws import descend_rows
 from engine.cuda.kernels.pages import copy_planes, write_slots
 from engine.cuda.kernels.prefill import prefill_tile
 
@@ -245,6 +246,24 @@ def copy_launch(data: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor
         (sources.shape[0], data.shape[0] * 2, -(-page_elements // block)),
         {"data": data, "sources": sources, "targets": targets, "num_pages": data.shape[2]},
         {"PAGE_ELEMENTS": page_elements, "BLOCK": block},
+        num_stages=1,
+    )
+
+
+def descend_launch(tokens: torch.Tensor, cumulated: torch.Tensor, numbers: torch.Tensor) -> Launch:
+    """Draw `tokens` [n] int64 by halving. `cumulated` [n, places] and `numbers` [n, halvings] are
+    float64 and contiguous."""
+    return Launch(
+        descend_rows,
+        (tokens.shape[0],),
+        {
+            "tokens": tokens,
+            "cumulated": cumulated,
+            "numbers": numbers,
+            "num_places": cumulated.shape[1],
+        },
+        {"HALVINGS": numbers.shape[1]},
+        num_warps=1,
         num_stages=1,
     )
 

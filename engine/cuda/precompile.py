@@ -25,6 +25,7 @@ from engine.cuda.launch import (
     Launch,
     copy_launch,
     decode_launches,
+    descend_launch,
     prefill_launch,
     write_launch,
 )
@@ -40,6 +41,7 @@ _POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
     torch.float32: "*fp32",
+    torch.float64: "*fp64",
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
@@ -126,6 +128,8 @@ def launches(shape: Shape) -> Iterator[Launch]:
     weight = torch.empty((384, 512), dtype=shape.dtype, device=meta)
     yield matmul_launch(left.new_empty((40, 384)), left, weight.t(), left.new_empty(384))
     yield mean_launch(left.new_empty(40, dtype=torch.float32), left.float())
+    masses = torch.empty((4, 300), dtype=torch.float64, device=meta)
+    yield descend_launch(ids, masses, masses[:, :9])
 
 
 def compile_launch(launch: Launch, arch: int) -> Compiled:

@@ -2,12 +2,12 @@
 
 Called by the sampler for logits that lie on a GPU and draws without masks, bias, penalties or
 log-probabilities; all others take the way over blocks, which moves what it looks at to the host.
-Both ways mean the same: the uniform number of a draw inverts the distribution of the kept tokens in
-vocabulary order, likeliest tokens come first and among equals the smaller id. The same seed gives
-the same token either way but for the last places of sums. Nothing here waits for the device before
-the end, and every row is computed within itself.
+Both ways mean the same: likeliest tokens come first and among equals the smaller id, and among the
+kept tokens the vocabulary is halved as in halving.py, by the same numbers. Nothing here waits for
+the device before the end, and every row is computed within itself.
 """
 
+import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.sampling.blocks import BLOCK
+from engine.sampling.halving import num_halvings
 from engine.sampling.rows import SampleRow
 from engine.sampling.uniform import uniforms
 
@@ -39,14 +41,12 @@ def draw_on_device(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]
     device, vocab = logits.device, logits.shape[1]
     order = sorted(range(len(rows)), key=lambda i: _kind(rows[i], vocab))
     kinds = [_kind(rows[i], vocab) for i in order]
-    # Everything that the draws need, sent at once: two tensors, since ids must stay exact.
-    at = _send(np.array([rows[i].row for i in order]), device)
+    # Everything that the draws need, at once.
     numbers = _send(_numbers([rows[i] for i in order], vocab), device)
     tokens = []
     for kind, part in _parts(kinds, max(1, _MAX_ELEMENTS // vocab)):
         group = [rows[i] for i in order[part]]
-        values = logits.index_select(0, at[part])
-        tokens.append(_draw(kind, values, _Numbers(*numbers[:, part]), group))
+        tokens.append(_draw(kind, logits, _Numbers.of(numbers[part]), group))
     drawn = torch.cat(tokens).tolist()
     result = [NOT_FINITE] * len(rows)
     for i, token in zip(order, drawn, strict=True):
@@ -79,33 +79,46 @@ def _kind(row: SampleRow, vocab: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """The parameters of some draws, float64 [n] each; `top_k` is the vocabulary's size for none."""
+    """What some draws are told, [n] each: the row of the logits, parameters (`top_k` is the
+    vocabulary's size for none), and [n, halvings] uniform numbers. float64."""
 
+    row: torch.Tensor
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
     min_p: torch.Tensor
     uniform: torch.Tensor
 
+    @classmethod
+    def of(cls, columns: torch.Tensor) -> "_Numbers":
+        row, temperature, top_k, top_p, min_p = columns[:, :5].unbind(1)
+        return cls(row, temperature, top_k, top_p, min_p, columns[:, 5:])
+
 
 def _numbers(rows: Sequence[SampleRow], vocab: int) -> NDArray[np.float64]:
-    return np.array(
+    """The columns of `_Numbers`; row numbers are small enough to be exact."""
+    parameters = np.array(
         [
-            [row.params.temperature or 1.0 for row in rows],
-            [row.params.top_k if 0 < row.params.top_k < vocab else vocab for row in rows],
-            [row.params.top_p for row in rows],
-            [row.params.min_p for row in rows],
-            uniforms(
-                [row.seed for row in rows],
-                [row.choice for row in rows],
-                [row.position for row in rows],
-            ),
-        ],
-        np.float64,
+            [
+                row.row,
+                row.params.temperature or 1.0,
+                row.params.top_k if 0 < row.params.top_k < vocab else vocab,
+                row.params.top_p,
+                row.params.min_p,
+            ]
+            for row in rows
+        ]
     )
+    uniform = uniforms(
+        [row.seed for row in rows],
+        [row.choice for row in rows],
+        [row.position for row in rows],
+        num_halvings(-(-vocab // BLOCK)) + num_halvings(BLOCK),
+    )
+    return np.concatenate([parameters, uniform], axis=1)
 
 
-def _send(array: NDArray[np.int64] | NDArray[np.float64], device: torch.device) -> torch.Tensor:
+def _send(array: NDArray[np.float64], device: torch.device) -> torch.Tensor:
     host = torch.from_numpy(array)
     if device.type == "cuda":
         host = host.pin_memory()
@@ -115,25 +128,23 @@ def _send(array: NDArray[np.int64] | NDArray[np.float64], device: torch.device) 
 def _draw(
     kind: int, logits: torch.Tensor, numbers: _Numbers, rows: Sequence[SampleRow]
 ) -> torch.Tensor:
-    values = logits.float()
+    values = logits.index_select(0, numbers.row.long()).float()
     peaks = values.amax(-1, keepdim=True)  # NaN where there is one
     if kind == _GREEDY:
         tokens = values.argmax(-1)
     else:
-        temperature = numbers.temperature.float()[:, None]
-        weights = torch.exp((values - peaks) / temperature)
-        if kind == _WHOLE:
-            tokens = _invert(weights, numbers.uniform)
-        else:
+        weights = torch.exp((values - peaks) / numbers.temperature.float()[:, None])
+        if kind != _WHOLE:
             width = max(row.params.top_k for row in rows) if kind == _SELECTED else values.shape[1]
-            tokens = _draw_filtered(values, weights, numbers, width)
+            weights = _keep(values, weights, numbers, width)
+        tokens = _descend(weights.double().cumsum(-1), numbers.uniform)
     return torch.where(torch.isfinite(peaks[:, 0]), tokens, NOT_FINITE)
 
 
-def _draw_filtered(
+def _keep(
     values: torch.Tensor, weights: torch.Tensor, numbers: _Numbers, width: int
 ) -> torch.Tensor:
-    """Draw from what top-k, top-p and min-p keep, given that top-k keeps at most `width`."""
+    """The weights, zero where top-k (which keeps at most `width`), top-p or min-p drop a token."""
     if width == values.shape[1]:
         # Stable: among equals the smaller id stays first.
         ids = torch.sort(values, dim=-1, descending=True, stable=True).indices
@@ -142,16 +153,12 @@ def _draw_filtered(
     likeliest = weights.gather(-1, ids)
     rank = torch.arange(width, device=values.device)
     kept = (rank < numbers.top_k[:, None]) & (likeliest >= numbers.min_p.float()[:, None])
-    cumulated = torch.where(kept, likeliest, 0.0).double().cumsum(-1)
-    # Top-p takes its share of the whole, or of what top-k and min-p leave.
+    likeliest = torch.where(kept, likeliest, 0.0)
+    cumulated = likeliest.double().cumsum(-1)
+    # Top-p takes its share of what the others leave; the token that crosses it is the last.
     share = numbers.top_p[:, None] * cumulated[:, -1:]
-    # The token that crosses the share is the last to be kept.
-    before = cumulated - torch.where(kept, likeliest, 0.0)
-    kept &= (before < share) | (numbers.top_p[:, None] >= 1.0)
-    # The draw itself goes in vocabulary order.
-    ids, place = torch.where(kept, ids, values.shape[1]).sort(-1)
-    ordered = torch.where(ids < values.shape[1], likeliest.gather(-1, place), 0.0)
-    return ids.gather(-1, _invert(ordered, numbers.uniform)[:, None])[:, 0]
+    kept &= (cumulated - likeliest < share) | (numbers.top_p[:, None] >= 1.0)
+    return torch.zeros_like(weights).scatter(-1, ids, torch.where(kept, likeliest, 0.0))
 
 
 def _select(values: torch.Tensor, width: int) -> torch.Tensor:
@@ -168,12 +175,33 @@ def _select(values: torch.Tensor, width: int) -> torch.Tensor:
     return ids.gather(-1, order)
 
 
-def _invert(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Per row the first column whose cumulated weight exceeds its share of the total; one of zero
-    weight is never drawn. [n]"""
-    cumulated = weights.double().cumsum(-1)
-    total = cumulated[:, -1:].contiguous()
-    column = torch.searchsorted(cumulated, uniform[:, None] * total, right=True)
-    last = torch.searchsorted(cumulated, total)
+def _descend(cumulated: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """`engine.sampling.halving.descend`, of `cumulated` [n, vocab] masses up to each token. [n]"""
+    numbers = numbers.contiguous()
+    if cumulated.is_cuda and importlib.util.find_spec("triton") is not None:
+        from engine.cuda.launch import descend_launch
+
+        tokens = torch.empty(len(numbers), dtype=torch.int64, device=numbers.device)
+        descend_launch(tokens, cumulated, numbers).run()
+    else:
+        tokens = descend_by_torch(cumulated, numbers)
     # A row that is not finite may lead anywhere; its token is thrown away.
-    return torch.minimum(column, last)[:, 0].clamp(max=weights.shape[1] - 1)
+    return tokens.clamp(max=cumulated.shape[1] - 1)
+
+
+def descend_by_torch(cumulated: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """What the Triton kernel does in one launch, in many."""
+    (count, places), halvings = cumulated.shape, numbers.shape[1]
+    low = torch.zeros((count, 1), dtype=torch.int64, device=cumulated.device)
+    below_low = torch.zeros((count, 1), dtype=torch.float64, device=cumulated.device)
+    below_high = cumulated[:, -1:]
+    for level in range(halvings):
+        middle = low + (1 << (halvings - 1 - level))
+        below_middle = cumulated.gather(-1, middle.clamp(max=places) - 1)
+        number = numbers[:, level : level + 1]
+        reached = number * (below_high - below_low) >= below_middle - below_low
+        right = reached & (below_high > below_middle)
+        low = torch.where(right, middle, low)
+        below_low = torch.where(right, below_middle, below_low)
+        below_high = torch.where(right, below_high, below_middle)
+    return low[:, 0]

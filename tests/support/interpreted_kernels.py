@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from engine_cases import check_deterministic_engine, check_engine
-from invariant_cases import check_means, check_products
+from invariant_cases import check_draws, check_means, check_products
 from paged_cases import GROUPS, run_group
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -43,6 +43,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     **{group: partial(run_group, group, CPU) for group in GROUPS},
     "products": partial(check_products, CPU),
     "means": partial(check_means, CPU),
+    "draws": partial(check_draws, CPU),
     "engine": partial(check_engine, "mistral"),
     # Last: from here on the process computes with our own products.
     "deterministic engine": check_deterministic_engine,

@@ -6,6 +6,8 @@ import torch
 from torch.nn.functional import linear
 
 from engine.cuda.batch_invariant import addmm, mean_dim, mm
+from engine.cuda.launch import descend_launch
+from engine.sampling.on_device import descend_by_torch
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
@@ -41,3 +43,18 @@ def check_means(device: torch.device) -> None:
     assert torch.equal(mean_dim(values[2:3, 1:2], [2]), together[2:3, 1:2, 0])
     torch.testing.assert_close(mean_dim(values, [0]), values.mean(0))
     torch.testing.assert_close(mean_dim(values, None), values.mean())
+
+
+def check_draws(device: torch.device) -> None:
+    """The halvings in one launch draw what they draw step by step, never a place without mass."""
+    generator = torch.Generator().manual_seed(2)
+    masses = torch.rand((40, 97), generator=generator, dtype=torch.float64).to(device)
+    masses[:, ::3] = 0
+    masses[5:] *= (torch.rand((35, 97), generator=generator) < 0.2).to(device)
+    masses[:, 50] += 0.01
+    numbers = torch.rand((40, 7), generator=generator, dtype=torch.float64).to(device)
+    numbers[3], numbers[4] = 0.0, 1 - 2**-53
+    tokens = torch.empty(40, dtype=torch.int64, device=device)
+    descend_launch(tokens, masses.cumsum(-1), numbers).run()
+    assert torch.equal(tokens, descend_by_torch(masses.cumsum(-1), numbers))
+    assert (masses.gather(-1, tokens[:, None]) > 0).all()

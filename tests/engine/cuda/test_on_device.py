@@ -58,11 +58,11 @@ def test_triton_kernels_agree_with_the_reference(group: str) -> None:
 
 
 @needs_triton
-def test_batch_invariant_arithmetic_is_right_and_invariant() -> None:
-    from invariant_cases import check_means, check_products
+def test_batch_invariant_arithmetic_and_draws_are_right() -> None:
+    from invariant_cases import check_draws, check_means, check_products
 
-    check_products(torch.device("cuda"))
-    check_means(torch.device("cuda"))
+    for check in (check_products, check_means, check_draws):
+        check(torch.device("cuda"))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

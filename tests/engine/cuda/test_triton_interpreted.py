@@ -19,6 +19,7 @@ GROUPS = (
     "pages",
     "products",
     "means",
+    "draws",
     "engine",
     "deterministic engine",
 )

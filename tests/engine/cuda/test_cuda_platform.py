@@ -48,7 +48,12 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> StandInRecorder:
 
 def load(folder: Path, reports: list[Progress] | None = None, **settings: object) -> LoadedEngine:
     config = EngineConfig(
-        model=str(folder), dtype="float32", device="cpu", page_size=4, max_num_seqs=32
+        model=str(folder),
+        dtype="float32",
+        device="cpu",
+        page_size=4,
+        max_num_seqs=32,
+        max_num_batched_tokens=256,
     )
     heard = reports if reports is not None else []
     return load_engine(replace(config, **settings), heard.append)  # type: ignore[arg-type]

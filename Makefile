@@ -23,7 +23,8 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 
 soak: $(VENV)/.dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/octavo fetch smollm2-135m
+	$(BIN)/python -m pytest -m slow -rP
 
 # The table of docs/performance.md, about half an hour; BENCH='--peers ...' for more, see its --help.
 bench: $(VENV)/.dev

@@ -6,18 +6,24 @@ chunked, forked, preempted) are compared, token by token, with transformers' col
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
+from engine.attention import ATTENTION_NAME
 from engine.build import LoadedEngine, load_engine
 from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.engine import Engine
 from engine.loading import Progress, Reporter, console_reporter
+from engine.loading.load import load_model
 from engine.oracle import cold_generate
 from engine.text import Tokenizer
 from kv_cache import CacheManager
 from scheduler import Request, SamplingParams, Scheduler, SchedulerConfig, SchedulerStats
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _STORY = (
     "The lighthouse keeper had kept a diary for forty years, and every entry began with the "
@@ -67,23 +73,37 @@ def run_check(config: EngineConfig, console: Console | None = None) -> int:
     console = console or Console()
     with console_reporter() as report:
         loaded = load_engine(config, report)
+        if config.quantization is None:  # the oracle: no weight packed, nothing replaced
+            report(Progress("loading the model again, as transformers has it"))
+            loaded = replace(loaded, model=_untouched(loaded.info))
         tokenizer = Tokenizer.load(loaded.info.model_dir)
         prompts = [tuple(tokenizer.encode(text)) for text in PROMPTS]
         results = compare(loaded, prompts, tokenizer.eos_token_ids, report)
     info = loaded.info
-    title = f"{info.model}, {info.dtype} on {info.device}, attention {info.attention}"
+    weights = f"{info.quantization} weights, " if info.quantization else ""
+    title = (
+        f"{info.model}, {weights}{info.dtype} on {info.device}, layers {info.layers}, attention "
+        f"{info.attention}"
+    )
     console.print(_table(title, results))
     if all(result.equal == result.answers for result in results):
-        console.print("Every answer equals transformers' cold generate.")
+        same = " on the same quantised weights" if info.quantization else ""
+        console.print(f"Every answer equals transformers' cold generate{same}.")
         return 0
-    if info.dtype != "float32":
+    if info.dtype != "float32" or info.quantization:
         console.print(
-            f"In {info.dtype} near-ties may fall the other way when sums are taken in another "
-            "order; `--dtype float32` is the exact comparison."
+            f"In {info.quantization or info.dtype} near-ties may fall the other way when sums are "
+            "taken in another order; `--dtype float32` is the exact comparison."
         )
         return 0
     console.print("[bold red]Answers differ in float32: this is a fault.[/]")
     return 1
+
+
+def _untouched(info: EngineInfo) -> "PreTrainedModel":
+    return load_model(
+        info.model_dir, dtype=info.dtype, device=info.device, attn_implementation=ATTENTION_NAME
+    ).model
 
 
 def compare(

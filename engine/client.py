@@ -1,75 +1,59 @@
-"""The front end's side of the pipe: `EngineClient`, an `AsyncEngine` over an engine process.
+"""The front end's side of the pipe: `EngineClient`, one life of an engine process.
 
 It lives on one event loop. A reader thread takes the engine's reports off the pipe and hands each
 to the loop in one call; a writer thread sends commands. Mailboxes are registered before their
 request is sent, and closed by the event that ends the last choice, by an abort, or by the engine's
-death.
+death. `engine.supervisor`, above it, decides what follows a death.
 """
 
 import asyncio
 import logging
 import multiprocessing
+import os
 import queue
+import signal
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.loading import Progress, Reporter, resolve_model
-from engine.main_loop import EngineBuilder, engine_main, engine_process_main
+from engine.logs import DEFAULT_LOGS, LogSettings
+from engine.mailbox import EventMailbox
+from engine.main_loop import TRACE_SIGNAL, EngineBuilder, engine_main, engine_process_main
 from engine.messages import (
     Abort,
     Command,
     Fatal,
     Ready,
-    Report,
     ResetPrefixCache,
     Shutdown,
     Step,
     Submit,
 )
-from engine.protocols import EngineDeadError, EngineState, SteppingEngine
+from engine.pipe import DamagedMessageError, MessagePipe
+from engine.protocols import (
+    EngineDeadError,
+    EngineObserver,
+    EngineState,
+    EngineVitals,
+    SteppingEngine,
+)
 from scheduler import FinishReason, Request, SchedulerStats, TokenEvent
 
 logger = logging.getLogger(__name__)
 
 _DEAD = "the engine process ended unexpectedly"
-
-
-class EventMailbox:
-    """The events of one request, merged while its reader is slow."""
-
-    def __init__(self, num_choices: int) -> None:
-        self.open_choices = set(range(num_choices))
-        self._events: list[TokenEvent] = []
-        self._arrived = asyncio.Event()
-        self._failure: str | None = None
-
-    async def get(self) -> list[TokenEvent]:
-        """Wait for events and take all that have come. Raises `EngineDeadError` when no more can
-        come because the engine died."""
-        await self._arrived.wait()
-        self._arrived.clear()
-        if self._events:
-            events, self._events = self._events, []
-            if self._failure is not None:
-                self._arrived.set()
-            return events
-        self._arrived.set()
-        raise EngineDeadError(self._failure or "the request has ended")
-
-    def put(self, event: TokenEvent) -> None:
-        if event.choice not in self.open_choices:
-            return  # aborted a moment ago
-        self._events.append(event)
-        if event.finish_reason is not None:
-            self.open_choices.remove(event.choice)
-        self._arrived.set()
-
-    def fail(self, reason: str) -> None:
-        self._failure = reason
-        self._arrived.set()
+# How long an engine that was told to end may take before it is killed; nothing in it is of use any
+# more. Then how long it may take to be gone once its end of the pipe is closed.
+CLOSE_SECONDS = 5.0
+CLOSE_NOW_SECONDS = 1.0
+REAP_SECONDS = 1.0
+# How long a hung engine may take to say where it hangs.
+TRACE_SECONDS = 0.2
 
 
 class EngineClient:
@@ -85,10 +69,12 @@ class EngineClient:
         *,
         in_thread: bool = False,
         on_progress: Reporter | None = None,
+        logs: LogSettings = DEFAULT_LOGS,
     ) -> None:
         self._build = build
         self._in_thread = in_thread
         self._on_progress = on_progress
+        self._logs = logs
         self._state = EngineState("loading", "the model is loading")
         self._info: EngineInfo | None = None
         self._stats = SchedulerStats()
@@ -97,7 +83,13 @@ class EngineClient:
         self._settled = asyncio.Event()  # ready or dead
         self._ended = asyncio.Event()  # nothing more will come from the engine
         self._closing = False
-        self._worker: multiprocessing.process.BaseProcess | threading.Thread | None = None
+        self._worker: BaseProcess | threading.Thread | None = None
+        self._num_sent = 0  # commands
+        self._num_reports = 0  # of steps
+        self._last_report: float | None = None
+        self._owed_since: float | None = None
+        self._stalled_steps = 0
+        self._observers: list[EngineObserver] = []
 
     @classmethod
     def from_config(
@@ -106,9 +98,11 @@ class EngineClient:
         *,
         in_thread: bool = False,
         on_progress: Reporter | None = None,
+        logs: LogSettings = DEFAULT_LOGS,
     ) -> "EngineClient":
         """A client whose engine serves `config.model`."""
-        return cls(partial(_build, config), in_thread=in_thread, on_progress=on_progress)
+        build = partial(_build, config)
+        return cls(build, in_thread=in_thread, on_progress=on_progress, logs=logs)
 
     @property
     def state(self) -> EngineState:
@@ -122,12 +116,39 @@ class EngineClient:
 
     @property
     def stats(self) -> SchedulerStats:
+        """Of this life. A dead engine runs nothing; what it left unfinished counts as failed."""
         return self._stats
+
+    @property
+    def vitals(self) -> EngineVitals:
+        """Of this life."""
+        last = self._last_report
+        return EngineVitals(
+            seconds_since_step=None if last is None else time.monotonic() - last,
+            num_open_requests=len(self._mailboxes),
+        )
+
+    @property
+    def num_reports(self) -> int:
+        """Steps that this engine has told of."""
+        return self._num_reports
+
+    @property
+    def stalled_steps(self) -> int:
+        """Steps in a row, up to the last one told, that got nowhere although there is work."""
+        return self._stalled_steps
+
+    def silence(self) -> float:
+        """For how many seconds the engine has owed a report: 0 while it has nothing to do."""
+        return 0.0 if self._owed_since is None else time.monotonic() - self._owed_since
 
     @property
     def process_id(self) -> int | None:
         """The engine process; None before the start, and where the engine runs in a thread."""
         return getattr(self._worker, "pid", None)
+
+    def observe(self, observer: EngineObserver) -> None:
+        self._observers.append(observer)
 
     async def start(self) -> None:
         """Start the engine; returns before it is ready."""
@@ -143,14 +164,15 @@ class EngineClient:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=engine_process_main,
-                args=(theirs, self._build),
+                args=(theirs, self._build, self._logs),
                 name="octavo-engine",
                 daemon=True,
             )
-            self._worker = process
             await asyncio.to_thread(process.start)
+            self._worker = process
             theirs.close()  # so that the engine's end shows as end of file here
-        for target in (partial(self._read, ours, loop), partial(self._write, ours)):
+        pipe = MessagePipe(ours)
+        for target in (partial(self._read, pipe, loop), partial(self._write, pipe)):
             threading.Thread(target=target, daemon=True).start()
 
     async def wait_ready(self) -> EngineInfo:
@@ -169,7 +191,9 @@ class EngineClient:
             raise EngineDeadError(self._state.reason)
         mailbox = EventMailbox(request.params.n)
         self._mailboxes[request.request_id] = mailbox
-        self._commands.put(Submit.pack(request))
+        for observer in self._observers:
+            observer.on_submit(request)
+        self._post(Submit.pack(request))
         return mailbox
 
     def abort(
@@ -185,33 +209,54 @@ class EngineClient:
         mailbox.open_choices -= mailbox.open_choices if choice is None else {choice}
         if not mailbox.open_choices:
             del self._mailboxes[request_id]
-        self._commands.put(Abort(request_id, choice, reason))
+        for observer in self._observers:
+            observer.on_abort(request_id, choice, reason)
+        self._post(Abort(request_id, choice, reason))
 
     def reset_prefix_cache(self) -> None:
         if self._state.phase != "ready":
             raise EngineDeadError(self._state.reason)
-        self._commands.put(ResetPrefixCache())
+        self._post(ResetPrefixCache())
 
-    async def close(self) -> None:
-        """Stop the engine and wait for its end. What is unfinished fails."""
-        if self._worker is None:
+    async def kill(self, reason: str) -> None:
+        """End a hung engine; every open request fails with `reason` at once."""
+        self._die(reason)
+        if isinstance(self._worker, BaseProcess) and self._worker.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._worker.pid, TRACE_SIGNAL)
+            await asyncio.sleep(TRACE_SECONDS)
+            self._worker.kill()
+
+    async def close(self, *, now: bool = False) -> None:
+        """Stop the engine and wait for its end; `now` leaves it no time for the step it is in.
+        What is unfinished fails."""
+        worker = self._worker
+        if worker is None:
             return
         self._closing = True
         self._commands.put(Shutdown())
-        worker = self._worker
-        if isinstance(worker, multiprocessing.process.BaseProcess) and self._info is None:
-            worker.terminate()  # it reads no commands before it is ready
-        await asyncio.to_thread(worker.join, 10.0)
-        if isinstance(worker, multiprocessing.process.BaseProcess) and worker.is_alive():
+        if isinstance(worker, BaseProcess):
+            if self._info is None:
+                worker.terminate()  # it reads no commands before it is ready
+            elif now:
+                worker.kill()
+        await asyncio.to_thread(worker.join, CLOSE_NOW_SECONDS if now else CLOSE_SECONDS)
+        if isinstance(worker, BaseProcess) and worker.is_alive():
             worker.kill()
             await asyncio.to_thread(worker.join)
         await self._ended.wait()
 
-    def _receive(self, report: Report) -> None:
+    def _post(self, command: Command) -> None:
+        self._num_sent += 1
+        if self._owed_since is None:
+            self._owed_since = time.monotonic()
+        self._commands.put(command)
+
+    def _receive(self, report: object) -> None:
+        if self._state.phase == "dead":
+            return  # it was killed, and this was still on its way
         if isinstance(report, Step):
-            self._stats = report.stats
-            for event in report.events:
-                self._deliver(event)
+            self._take_step(report)
         elif isinstance(report, Progress):
             if self._on_progress is not None:
                 self._on_progress(report)
@@ -221,6 +266,20 @@ class EngineClient:
             self._settled.set()
         elif isinstance(report, Fatal):
             self._die(report.reason)
+            self._settled.set()
+
+    def _take_step(self, report: Step) -> None:
+        self._num_reports += 1
+        self._last_report = time.monotonic()
+        self._stats = report.stats
+        self._stalled_steps = report.stalled_steps
+        has_work = bool(report.stats.num_running or report.stats.num_waiting)
+        owes = has_work or report.num_commands < self._num_sent
+        self._owed_since = self._last_report if owes else None
+        for observer in self._observers:
+            observer.on_step(report.events)
+        for event in report.events:
+            self._deliver(event)
 
     def _deliver(self, event: TokenEvent) -> None:
         mailbox = self._mailboxes.get(event.request_id)
@@ -231,34 +290,60 @@ class EngineClient:
             del self._mailboxes[event.request_id]
 
     def _die(self, reason: str) -> None:
+        """Fail everyone, at the first sign of the end."""
         if self._state.phase == "dead":
             return
         self._state = EngineState("dead", reason)
+        num_lost = sum(len(mailbox.open_choices) for mailbox in self._mailboxes.values())
+        self._stats = self._stats.at_rest(num_lost=num_lost)
+        self._stalled_steps = 0
+        self._owed_since = None
         for mailbox in self._mailboxes.values():
             mailbox.fail(reason)
         self._mailboxes.clear()
-        self._settled.set()
+        for observer in self._observers:
+            observer.on_death()
 
-    def _end(self) -> None:
+    def _hang_up(self) -> None:
         self._commands.put(Shutdown())  # ends the writer thread
         self._die("the server is shutting down" if self._closing else _DEAD)
+
+    def _end(self) -> None:
+        if self._state.reason == _DEAD and (how := self._how_it_ended()):
+            self._state = EngineState("dead", f"{_DEAD}: {how}")
+        self._settled.set()
         self._ended.set()
+
+    def _how_it_ended(self) -> str:
+        code = self._worker.exitcode if isinstance(self._worker, BaseProcess) else None
+        if code is None:
+            return ""
+        if code >= 0:
+            return f"exit code {code}"
+        hint = ", which the system also sends when memory runs out" if code == -9 else ""
+        return f"by {signal.Signals(-code).name}{hint}"
 
     # ----------------------------------------------------------------- the two threads of the pipe
 
-    def _read(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+    def _read(self, pipe: MessagePipe, loop: asyncio.AbstractEventLoop) -> None:
         try:
             while True:
-                _call(loop, self._receive, connection.recv())
+                _call(loop, self._receive, pipe.receive())
         except (EOFError, OSError):
-            connection.close()
-            _call(loop, self._end)
+            pass
+        except DamagedMessageError:
+            logger.exception("what came up the pipe is no report: the engine is given up")
+        pipe.close()
+        _call(loop, self._hang_up)
+        if isinstance(self._worker, BaseProcess):
+            self._worker.join(REAP_SECONDS)
+        _call(loop, self._end)
 
-    def _write(self, connection: Connection) -> None:
+    def _write(self, pipe: MessagePipe) -> None:
         try:
             while True:
                 command = self._commands.get()
-                connection.send(command)
+                pipe.send(command)
                 if isinstance(command, Shutdown):
                     return
         except OSError:
@@ -275,7 +360,13 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args:
 def _build(config: EngineConfig, report: Reporter) -> SteppingEngine:
     # What cannot work should fail before torch is imported, which takes seconds; once the model is
     # there, that `build_engine` looks for it again costs milliseconds.
-    resolve_model(config.model, cache_dir=config.cache_dir, offline=config.offline, report=report)
+    resolve_model(
+        config.model,
+        cache_dir=config.cache_dir,
+        offline=config.offline,
+        report=report,
+        with_code=config.trust_remote_code,
+    )
     # In the engine's process: this module must not bring torch to the front end.
     from engine.build import build_engine
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from engine.config import EngineInfo
-from engine.model_runner import ModelRunner
+from engine.protocols import StepRunner
 from scheduler import FinishReason, Request, Scheduler, SchedulerStats, TokenEvent
 
 
@@ -18,7 +18,7 @@ class Engine:
     def __init__(
         self,
         scheduler: Scheduler,
-        runner: ModelRunner,
+        runner: StepRunner,
         info: EngineInfo,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -27,6 +27,7 @@ class Engine:
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
+        self._stalled_steps = 0
 
     @property
     def has_work(self) -> bool:
@@ -35,6 +36,11 @@ class Engine:
     @property
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats
+
+    @property
+    def stalled_steps(self) -> int:
+        """Steps in a row, up to the last one, that got nowhere although there is work."""
+        return self._stalled_steps if self.has_work else 0
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises `ParameterError` where it can never fit."""
@@ -57,4 +63,7 @@ class Engine:
         """Run one step of whatever is to be done and return what the outside should see."""
         plan = self._scheduler.schedule(self._clock())
         result = self._runner.execute(plan)
-        return self._scheduler.commit(plan, result, self._clock())
+        events = self._scheduler.commit(plan, result, self._clock())
+        got_on = bool(events) or any(chunk.computed for chunk in result.chunks)
+        self._stalled_steps = 0 if got_on else self._stalled_steps + 1
+        return events

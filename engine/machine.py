@@ -44,11 +44,16 @@ def available_memory_bytes(root: Path = _ROOT) -> int:
 
 def has_fast_bfloat16(root: Path = _ROOT) -> bool:
     """Whether the CPU multiplies bfloat16 matrices natively; False where that is not known."""
+    return not _BFLOAT16_FLAGS.isdisjoint(cpu_flags(root))
+
+
+def cpu_flags(root: Path = _ROOT) -> frozenset[str]:
+    """The processor's features as Linux names them; none where the system does not tell."""
     for line in _read(root / "proc/cpuinfo").splitlines():
         name, _, flags = line.partition(":")
         if name.strip() in ("flags", "Features"):
-            return not _BFLOAT16_FLAGS.isdisjoint(flags.split())
-    return False
+            return frozenset(flags.split())
+    return frozenset()
 
 
 def _affinity() -> int:

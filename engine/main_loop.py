@@ -5,6 +5,7 @@ writer thread puts reports on it, so neither side ever waits for the other with 
 loop drains all commands before each step and sends one message per step; without work it sleeps.
 """
 
+import faulthandler
 import gc
 import logging
 import os
@@ -22,6 +23,7 @@ from typing import NoReturn
 from engine.config import EngineError
 from engine.garbage import paused_garbage_collection
 from engine.loading import Reporter
+from engine.logs import DEFAULT_LOGS, LogSettings, configure_logging
 from engine.messages import (
     Abort,
     Command,
@@ -33,18 +35,25 @@ from engine.messages import (
     Step,
     Submit,
 )
+from engine.pipe import DamagedMessageError, MessagePipe
 from engine.protocols import SteppingEngine
 from scheduler import FinishReason, ParameterError, TokenEvent
 
 logger = logging.getLogger(__name__)
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Asks for a trace of all threads on stderr: sent before a hung engine is killed.
+TRACE_SIGNAL = signal.SIGUSR1
+# How long the loop rests after a step that got nowhere.
+STALL_PAUSE_SECONDS = 0.01
 
 # Builds the engine; is given a function that takes reports of progress.
 EngineBuilder = Callable[[Reporter], SteppingEngine]
 
 
-def engine_process_main(connection: Connection, build: EngineBuilder) -> None:
+def engine_process_main(
+    connection: Connection, build: EngineBuilder, logs: LogSettings = DEFAULT_LOGS
+) -> None:
     """Entry point of a spawned engine process.
 
     A signal ends it while it loads, and with it the program it may be waiting for. From then on
@@ -53,7 +62,9 @@ def engine_process_main(connection: Connection, build: EngineBuilder) -> None:
     """
     for number in _STOP_SIGNALS:
         signal.signal(number, _leave)
-    logging.basicConfig(level=logging.WARNING, format="octavo engine: %(message)s")
+    configure_logging(logs, source="engine")
+    faulthandler.enable()
+    faulthandler.register(TRACE_SIGNAL, all_threads=True)
     engine_main(connection, partial(_build_lean, build))
 
 
@@ -77,8 +88,9 @@ def engine_main(connection: Connection, build: EngineBuilder) -> None:
     """Build an engine and serve commands until told to stop or until the other side is gone."""
     reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
     commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-    writer = threading.Thread(target=_write_reports, args=(connection, reports), daemon=True)
-    reader = threading.Thread(target=_read_commands, args=(connection, commands), daemon=True)
+    pipe = MessagePipe(connection)
+    writer = threading.Thread(target=_write_reports, args=(pipe, reports), daemon=True)
+    reader = threading.Thread(target=_read_commands, args=(pipe, commands), daemon=True)
     writer.start()
     reader.start()
     try:
@@ -103,21 +115,34 @@ def _serve(
     commands: queue.SimpleQueue[Command],
     reports: queue.SimpleQueue[Report | None],
 ) -> None:
+    num_commands = 0
     while True:
         refusals: list[TokenEvent] = []
-        command = _next_command(commands, wait=not engine.has_work)
+        command = _first_command(engine, commands)
         while command is not None:
             if isinstance(command, Shutdown):
                 return
             refusals += _carry_out(engine, command)
+            num_commands += 1
             command = _next_command(commands, wait=False)
         events = refusals + (engine.step() if engine.has_work else [])
-        reports.put(Step(events, engine.stats))
+        reports.put(Step(events, engine.stats, num_commands, engine.stalled_steps))
 
 
-def _next_command(commands: queue.SimpleQueue[Command], *, wait: bool) -> Command | None:
+def _first_command(engine: SteppingEngine, commands: queue.SimpleQueue[Command]) -> Command | None:
+    """Without work an engine sleeps; where it gets nowhere it rests a little, for others' sake."""
+    if not engine.has_work:
+        return _next_command(commands, wait=True)
+    if engine.stalled_steps:
+        return _next_command(commands, wait=True, timeout=STALL_PAUSE_SECONDS)
+    return _next_command(commands, wait=False)
+
+
+def _next_command(
+    commands: queue.SimpleQueue[Command], *, wait: bool, timeout: float | None = None
+) -> Command | None:
     try:
-        return commands.get(block=wait)
+        return commands.get(block=wait, timeout=timeout)
     except queue.Empty:
         return None
 
@@ -148,20 +173,25 @@ def _hang_up(connection: Connection) -> None:
         pipe.shutdown(socket.SHUT_RDWR)
 
 
-def _write_reports(connection: Connection, reports: queue.SimpleQueue[Report | None]) -> None:
+def _write_reports(pipe: MessagePipe, reports: queue.SimpleQueue[Report | None]) -> None:
     try:
         while (report := reports.get()) is not None:
-            connection.send(report)
+            pipe.send(report)
     except OSError:
         pass  # the front end is gone; the reader sees it too and ends the loop
 
 
-def _read_commands(connection: Connection, commands: queue.SimpleQueue[Command]) -> None:
+def _read_commands(pipe: MessagePipe, commands: queue.SimpleQueue[Command]) -> None:
     try:
         while True:
-            command = connection.recv()
+            command = pipe.receive()
+            if not isinstance(command, Command):
+                raise DamagedMessageError(f"{type(command).__name__} is no command")
             commands.put(command)
             if isinstance(command, Shutdown):
                 return
     except (EOFError, OSError):
-        commands.put(Shutdown())
+        pass  # the front end is gone
+    except DamagedMessageError:
+        logger.exception("what came down the pipe is no command: the engine ends")
+    commands.put(Shutdown())

@@ -1,7 +1,7 @@
 """What crosses the pipe between the front end and the engine, one dataclass per message.
 
-Both ends are our own processes on one machine: messages are pickled, and nothing that a client
-sends is ever unpickled. A prompt's token ids travel as bytes.
+Both ends are our own processes on one machine, and read no other classes than ours (see
+`engine.pipe`). A prompt's token ids travel as bytes.
 """
 
 from array import array
@@ -59,10 +59,16 @@ class Fatal:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The events of one step, and the counters after it."""
+    """The events of one step, and the counters after it.
+
+    `num_commands` counts the commands that this engine has carried out so far, whereby the front
+    end knows whether it waits for an answer; `stalled_steps` the steps in a row that got nowhere.
+    """
 
     events: list[TokenEvent]
     stats: SchedulerStats
+    num_commands: int
+    stalled_steps: int
 
 
 Command = Submit | Abort | ResetPrefixCache | Shutdown

@@ -1,19 +1,21 @@
 """The only part of the loop that touches the device: copies, forward, sampling.
 
 `execute` carries out a plan and changes nothing but the tensors of the page storage. What it reads
-of the sequences (tokens, page tables) stands still during a step.
+of the sequences (tokens, page tables) stands still during a step. Copies run once; what fails after
+them is tried again in smaller pieces (`engine.step_rescue`).
 """
 
+import gc
 from typing import Protocol
 
 import torch
-from torch import nn
 
-from engine.attention import Attention
-from engine.sampling import SampleRow, sample, score
+from engine.forward import Forward
+from engine.sampling import MIN_TEMPERATURE, NOT_FINITE, NativeDraws, SampleRow, sample, score
 from engine.step_inputs import PackedStep, Placement, StepInputs, pack_step, place
+from engine.step_rescue import StepRescue
 from kv_cache.storage import PageStorage
-from scheduler import Chunk, ChunkResult, StepPlan, StepResult, TokenLogprob
+from scheduler import Chunk, ChunkResult, Sample, StepPlan, StepResult, TokenLogprob
 
 
 class RecordedSteps(Protocol):
@@ -27,27 +29,32 @@ class RecordedSteps(Protocol):
 
 
 class ModelRunner:
-    """Runs steps of one model over one page storage.
-
-    `recorded` is set by whoever built the runner, where the device gains from it.
-    """
-
-    recorded: RecordedSteps | None = None
+    """Runs steps of one model over one page storage."""
 
     def __init__(
         self,
-        model: nn.Module,
+        forward: Forward,
         storage: PageStorage,
-        attention: Attention,
         *,
         page_size: int,
+        draws: NativeDraws | None = None,
         placement: Placement = place,
+        recorded: RecordedSteps | None = None,
     ) -> None:
-        self._model = model
-        self.storage = storage
-        self._attention = attention
-        self._page_size = page_size
+        """`draws` is the sampler's kernel, where there is one for the storage's device; `placement`
+        brings steps to the device, and `recorded` runs those that it covers."""
+        self._forward = forward
+        self._draws = draws
         self._placement = placement
+        self._recorded = recorded
+        self.storage = storage
+        self._page_size = page_size
+        self._rescue = StepRescue(
+            self._compute,
+            is_shortage=_is_shortage,
+            is_final=lambda error: isinstance(error, torch.AcceleratorError),
+            free_memory=_free_memory,
+        )
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -55,26 +62,26 @@ class ModelRunner:
         if not plan.chunks:
             return StepResult(())
         self.storage.copy_pages(plan.copies)
-        return StepResult(self._read_logits(plan.chunks, self._compute(plan)))
+        return self._rescue.run(plan.chunks)
 
-    def _compute(self, plan: StepPlan) -> torch.Tensor:
-        """Logits of the rows that a plan wants."""
-        step = pack_step(plan, self._page_size)
-        if self.recorded is not None and self.recorded.covers(step):
-            return self.recorded.run(step)
-        return self.forward(self._placement(step, self.storage, self._page_size))
+    def _compute(self, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
+        step = pack_step(StepPlan(chunks), self._page_size)
+        if self._recorded is not None and self._recorded.covers(step):
+            return self._read_logits(chunks, self._recorded.run(step))
+        inputs = self._placement(step, self.storage, self._page_size)
+        if _only_greedy(chunks):
+            found = self.best(inputs)
+            if found is not None:
+                return _read_best(chunks, *found)
+        return self._read_logits(chunks, self.forward(inputs))
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """Logits `[rows, vocab]` of the wanted rows, in the model's dtype; writes the pages."""
-        output = self._model(
-            input_ids=inputs.input_ids,
-            position_ids=inputs.position_ids,
-            use_cache=False,
-            logits_to_keep=inputs.logit_rows,
-            paged=(inputs.batch, self._attention),
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
+        return self._forward.logits(inputs)
+
+    def best(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The best token of each wanted row, as `Forward.best` has it."""
+        return self._forward.best(inputs)
 
     def _read_logits(
         self, chunks: tuple[Chunk, ...], logits: torch.Tensor
@@ -89,7 +96,7 @@ class ModelRunner:
             if chunk.samples:
                 rows += [_sample_row(chunk, choice, at) for choice in chunk.samples]
                 at += 1
-        samples = iter(sample(logits, rows) if rows else ())
+        samples = iter(sample(logits, rows, self._draws) if rows else ())
         results = []
         for chunk, scored in zip(chunks, scores, strict=True):
             drawn = tuple(next(samples) for _ in chunk.samples)
@@ -98,6 +105,36 @@ class ModelRunner:
             else:
                 results.append(ChunkResult(chunk.num_tokens, drawn, scored))
         return tuple(results)
+
+
+def _only_greedy(chunks: tuple[Chunk, ...]) -> bool:
+    """Whether the best token of each row is all that this step wants of its logits."""
+    if any(chunk.score_from is not None for chunk in chunks):
+        return False
+    sampled = [chunk for chunk in chunks if chunk.samples]
+    # Looked at before rows are built: most steps that are not greedy end here.
+    if any(chunk.sequence.request.params.temperature >= MIN_TEMPERATURE for chunk in sampled):
+        return False
+    return all(
+        chunk.sequence.request.params.logprobs is None and not _sample_row(chunk, 0, 0).adjusted
+        for chunk in sampled
+    )
+
+
+def _read_best(
+    chunks: tuple[Chunk, ...], best: torch.Tensor, peaks: torch.Tensor
+) -> tuple[ChunkResult, ...]:
+    """Results of a greedy step: every choice of a row is the same token."""
+    rows = zip(best.tolist(), peaks.isfinite().tolist(), strict=True)
+    results = []
+    for chunk in chunks:
+        drawn: tuple[Sample, ...] = ()
+        if chunk.samples:
+            token, finite = next(rows)
+            sample = Sample(token) if finite else Sample(-1, error=NOT_FINITE)
+            drawn = (sample,) * len(chunk.samples)
+        results.append(ChunkResult(chunk.num_tokens, drawn, ()))
+    return tuple(results)
 
 
 def _score_prompt(chunk: Chunk, logits: torch.Tensor) -> tuple[TokenLogprob, ...] | ValueError:
@@ -125,3 +162,16 @@ def _sample_row(chunk: Chunk, choice: int, row: int) -> SampleRow:
         num_prompt=sequence.num_prompt,
         stop_token_ids=request.stop_token_ids,
     )
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether memory ran out: torch has a class for it on CUDA, and only words on a CPU."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

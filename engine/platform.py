@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import nn
 
 from engine.attention import KERNELS, Attention, Kernel
 from engine.config import EngineConfig, EngineError
+from engine.layers import Layers
 from engine.loading import Reporter
 from engine.loading.load import LoadedModel
 from engine.machine import available_memory_bytes
 from engine.model_runner import ModelRunner
+from engine.native.library import NativeLibrary
+from engine.sampling import NativeDraws
 from kv_cache.storage import PageCopier, PageStorage, index_copy
 
 
@@ -32,20 +34,23 @@ class Platform(Protocol):
     """A kind of device, as far as building an engine goes."""
 
     @property
+    def device(self) -> torch.device: ...
+
+    @property
     def padding_pages(self) -> int:
         """Pages to allocate behind those that the cache knows."""
         ...
 
     def attention_candidates(self) -> Mapping[str, Kernel | Attention]: ...
 
-    def memory(self, model: nn.Module, attention: Attention) -> MemoryBudget:
+    def memory(self, layers: Layers, attention: Attention, kv_dtype: torch.dtype) -> MemoryBudget:
         """What is free once everything but the pages has been set aside. Raises `EngineError`."""
         ...
 
-    def page_copier(self) -> PageCopier: ...
+    def page_copier(self, kv_dtype: torch.dtype) -> PageCopier: ...
 
     def runner(
-        self, model: nn.Module, storage: PageStorage, attention: Attention, max_model_len: int
+        self, layers: Layers, storage: PageStorage, attention: Attention, max_model_len: int
     ) -> ModelRunner: ...
 
     def warm_up(self, report: Reporter) -> tuple[str, ...]:
@@ -56,39 +61,50 @@ class Platform(Protocol):
 class CpuPlatform:
     """Nothing out of the ordinary. `deterministic` holds by itself in float32."""
 
+    device = torch.device("cpu")
     padding_pages = 0
 
-    def __init__(self, config: EngineConfig, loaded: LoadedModel) -> None:
+    def __init__(
+        self, config: EngineConfig, loaded: LoadedModel, library: NativeLibrary | None
+    ) -> None:
         if config.deterministic and loaded.dtype != "float32":
             raise EngineError(
                 f"--deterministic needs --dtype float32 on a CPU, and the model is {loaded.dtype}"
             )
         self._config = config
         self._loaded = loaded
+        self._library = library
 
     def attention_candidates(self) -> Mapping[str, Kernel | Attention]:
         return KERNELS
 
-    def memory(self, model: nn.Module, attention: Attention) -> MemoryBudget:
+    def memory(self, layers: Layers, attention: Attention, kv_dtype: torch.dtype) -> MemoryBudget:
         # Mapped weights count as free memory until they are read; they will be.
         return MemoryBudget(available_memory_bytes() - self._loaded.mapped_bytes)
 
-    def page_copier(self) -> PageCopier:
+    def page_copier(self, kv_dtype: torch.dtype) -> PageCopier:
         return index_copy
 
     def runner(
-        self, model: nn.Module, storage: PageStorage, attention: Attention, max_model_len: int
+        self, layers: Layers, storage: PageStorage, attention: Attention, max_model_len: int
     ) -> ModelRunner:
-        return ModelRunner(model, storage, attention, page_size=self._config.page_size)
+        return ModelRunner(
+            layers.forward(storage, attention),
+            storage,
+            page_size=self._config.page_size,
+            draws=NativeDraws(self._library) if self._library is not None else None,
+        )
 
     def warm_up(self, report: Reporter) -> tuple[str, ...]:
         return ()
 
 
-def choose_platform(config: EngineConfig, loaded: LoadedModel) -> Platform:
+def choose_platform(
+    config: EngineConfig, loaded: LoadedModel, library: NativeLibrary | None
+) -> Platform:
     """The platform of the device that the model was loaded to. Raises `EngineError`."""
     if torch.device(loaded.device).type == "cuda":
         from engine.cuda.platform import CudaPlatform
 
         return CudaPlatform(config, loaded)
-    return CpuPlatform(config, loaded)
+    return CpuPlatform(config, loaded, library)

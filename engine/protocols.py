@@ -5,15 +5,22 @@ A `Mailbox` is registered before its request is submitted, merges events while i
 and never loses one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineInfo
-from scheduler import FinishReason, Request, SchedulerStats, TokenEvent
+from scheduler import FinishReason, Request, SchedulerStats, StepPlan, StepResult, TokenEvent
 
 
 class EngineDeadError(Exception):
     """The engine has died: every open request ends with this, every new one is refused."""
+
+
+class StepRunner(Protocol):
+    """What carries out plans on the device; see `engine.model_runner.ModelRunner`."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
 
 
 class SteppingEngine(Protocol):
@@ -27,6 +34,11 @@ class SteppingEngine(Protocol):
 
     @property
     def stats(self) -> SchedulerStats: ...
+
+    @property
+    def stalled_steps(self) -> int:
+        """Steps in a row, up to the last one, that got nowhere although there is work."""
+        ...
 
     def add(self, request: Request) -> None:
         """Raises `ParameterError` for a request that can never fit."""
@@ -47,10 +59,47 @@ class SteppingEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """`phase` is loading, ready, draining or dead; `reason` says why when it is not ready."""
+    """`phase` is loading, ready, stalled (it has work and gets nowhere), restarting or dead;
+    `reason` says why when it is not ready."""
 
     phase: str
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineVitals:
+    """How the engine has been doing since the server started, over all its lives.
+
+    `seconds_since_step` is the age of the last step's report, None before the first. `num_stalls`
+    counts how often it had work and got nowhere, hangs included. `num_open_requests` have been
+    submitted and not ended, as the front end sees it.
+    """
+
+    seconds_since_step: float | None = None
+    num_restarts: int = 0
+    num_stalls: int = 0
+    num_open_requests: int = 0
+
+
+class EngineObserver(Protocol):
+    """Told, on the event loop, of all that passes between the server and its engine, as it passes.
+
+    It must be quick: `on_step` is called at every step, before the readers of the events wake up.
+    The engine's `stats` are those after the step by then.
+    """
+
+    def on_submit(self, request: Request) -> None: ...
+
+    def on_step(self, events: Sequence[TokenEvent]) -> None: ...
+
+    def on_abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None:
+        """A choice, or all open ones of a request, have been ended from outside; unknown ids and
+        what has ended already may come too. `reason` is how they count."""
+        ...
+
+    def on_death(self) -> None:
+        """Everything that was open has failed."""
+        ...
 
 
 class Mailbox(Protocol):
@@ -93,4 +142,11 @@ class AsyncEngine(Protocol):
     @property
     def stats(self) -> SchedulerStats:
         """The newest counters that the engine has reported."""
+        ...
+
+    @property
+    def vitals(self) -> EngineVitals: ...
+
+    def observe(self, observer: EngineObserver) -> None:
+        """Tell `observer` of everything from now on."""
         ...

@@ -26,10 +26,16 @@ class CachePlan:
 
 
 def page_bytes(
-    num_layers: int, num_kv_heads: int, head_dim: int, page_size: int, dtype_bytes: int
+    num_layers: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype_bytes: int,
+    scale_bytes: int = 0,
 ) -> int:
-    """Bytes of one page: keys and values of `page_size` tokens in all layers."""
-    return 2 * num_layers * num_kv_heads * head_dim * page_size * dtype_bytes
+    """Bytes of one page: keys and values of `page_size` tokens in all layers, and `scale_bytes`
+    beside each head of each of them."""
+    return 2 * num_layers * num_kv_heads * page_size * (head_dim * dtype_bytes + scale_bytes)
 
 
 def plan_pages(

@@ -38,6 +38,15 @@ class SchedulerConfig:
             )
 
 
+# Fields of `SchedulerStats` that go up and down; all others only grow.
+_GAUGES = frozenset(
+    {
+        *("num_running", "num_waiting", "pages_in_use", "pages_cached", "pages_free"),
+        *("seats_taken", "waiting_choices", "waiting_tokens", "newest_request"),
+    }
+)
+
+
 class SchedulerStats(NamedTuple):
     """A snapshot: gauges first, then counters that never fall.
 
@@ -71,3 +80,17 @@ class SchedulerStats(NamedTuple):
     finished_abort: int = 0
     finished_error: int = 0
     finished_deadline: int = 0
+
+    def at_rest(self, *, num_lost: int) -> "SchedulerStats":
+        """The counters of an engine that has died: its gauges are 0, what was lost has failed."""
+        rest = dict.fromkeys(_GAUGES, 0)
+        return self._replace(**rest, finished_error=self.finished_error + num_lost)
+
+    def after(self, earlier: "SchedulerStats") -> "SchedulerStats":
+        """These gauges, and the counters of both."""
+        return SchedulerStats(
+            **{
+                name: value if name in _GAUGES else value + getattr(earlier, name)
+                for name, value in self._asdict().items()
+            }
+        )

@@ -163,6 +163,8 @@ class Scheduler:
             sequence.prompt_logprobs += outcome.prompt_logprobs
             if outcome.computed == chunk.num_tokens and chunk.samples:
                 events += self._take_samples(sequence, chunk.samples, outcome, now)
+        if result.short_of_memory and len(self._running) > 1:
+            self._preempt(self._running.last)
         return events + self._expire(now)
 
     # ------------------------------------------------------------------------------- scheduling

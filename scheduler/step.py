@@ -79,9 +79,11 @@ class ChunkResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Chunk results in the order of the plan's chunks."""
+    """Chunk results in the order of the plan's chunks. `short_of_memory` says that some chunk could
+    not be computed at all, not even alone."""
 
     chunks: tuple[ChunkResult, ...]
+    short_of_memory: bool = False
 
 
 class Timings(NamedTuple):

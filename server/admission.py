@@ -19,7 +19,10 @@ from typing import Any
 from engine.protocols import AsyncEngine
 from scheduler import ParameterError, Request
 from server.errors import (
+    RETRY_SECONDS,
     EngineLoadingError,
+    EngineRestartingError,
+    EngineStalledError,
     EngineUnavailableError,
     ServerOverloadedError,
     ShuttingDownError,
@@ -28,8 +31,6 @@ from server.queue_ledger import QueueLedger, Size, waiting_when_idle
 from server.service_rate import ServiceRate
 from server.settings import ServerSettings
 
-# How soon a client should try again while the model loads.
-LOADING_RETRY_SECONDS = 2
 # How long calls that were cut off may take to say so to their clients.
 CUTOFF_SECONDS = 2.0
 
@@ -110,16 +111,16 @@ class Admission:
         if self._draining:
             raise ShuttingDownError("the server is shutting down")
         state = self._engine.state
+        soon = {"Retry-After": str(RETRY_SECONDS)}
         match state.phase:
             case "ready":
                 return
             case "loading":
-                raise EngineLoadingError(
-                    state.reason or "the model is loading",
-                    headers={"Retry-After": str(LOADING_RETRY_SECONDS)},
-                )
-            case "draining":
-                raise ShuttingDownError("the engine is shutting down")
+                raise EngineLoadingError(state.reason or "the model is loading", headers=soon)
+            case "restarting":
+                raise EngineRestartingError("the engine is being restarted", headers=soon)
+            case "stalled":
+                raise EngineStalledError("the engine makes no progress", headers=soon)
         # Why it died is in the log: it may name what is no business of a client.
         raise EngineUnavailableError("the engine has stopped")
 

@@ -7,7 +7,7 @@ tenants apart.
 
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -45,12 +45,15 @@ class ApiKeyMiddleware:
     """Answers 401 where the `Authorization` header bears no valid key, on every path but the open
     ones, known or not. Leaves the key's identity in `request.state.tenant`."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, open_paths: Collection[str] = OPEN_PATHS
+    ) -> None:
         self._app = app
         self._keys = keys
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and scope["path"] not in self._open_paths:
             scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
             tenant = self._keys.identify(key.strip()) if scheme.lower() == "bearer" else None
             if tenant is None:

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from engine.protocols import AsyncEngine, EngineDeadError
 from engine.text import TemplateError, TokenizerError
 from scheduler import ParameterError
-from server.api_keys import ApiKeyMiddleware, ApiKeys
+from server.api_keys import OPEN_PATHS, ApiKeyMiddleware, ApiKeys
 from server.context import AppContext, TokenizerProvider
 from server.errors import (
     ApiError,
@@ -19,10 +19,10 @@ from server.errors import (
     NotFoundError,
     to_api_error,
 )
-from server.middleware import ErrorBoundaryMiddleware, RequestIdMiddleware
+from server.middleware import ErrorBoundaryMiddleware, RequestIdMiddleware, record_of
 from server.openapi import describe
 from server.replies.wire import error_reply
-from server.routes import cache, chat, completions, health, models, tokens
+from server.routes import cache, chat, completions, health, metrics, models, tokens
 from server.settings import ServerSettings
 from server.streaming import ClientGoneError
 from server.version import version
@@ -40,13 +40,16 @@ def create_app(
     `tokenizer_provider` gives the tokenizer once it is loaded, None before.
     """
     app = FastAPI(title="Octavo", version=version(), redirect_slashes=False)
-    app.state.context = AppContext(engine, tokenizer_provider, settings)
+    context = app.state.context = AppContext(engine, tokenizer_provider, settings)
     for router in ROUTERS:
         app.include_router(router)
+    if settings.metrics_access != "off":
+        app.include_router(metrics.router)
     # From the innermost to the outermost. A browser's preflight bears no key.
     keys = ApiKeys((*settings.api_keys, *settings.api_keys_in_file))
     if keys:
-        app.add_middleware(ApiKeyMiddleware, keys=keys)
+        open_paths = {*OPEN_PATHS, *(("/metrics",) if settings.metrics_access == "open" else ())}
+        app.add_middleware(ApiKeyMiddleware, keys=keys, open_paths=open_paths)
     app.add_middleware(ErrorBoundaryMiddleware)
     if settings.allowed_origins:
         app.add_middleware(
@@ -56,7 +59,7 @@ def create_app(
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "Retry-After"),
         )
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(RequestIdMiddleware, on_end=context.metrics.count_request)
     for kind in (ApiError, ParameterError, TemplateError, TokenizerError, EngineDeadError):
         app.add_exception_handler(kind, _tell)
     app.add_exception_handler(HTTPException, _tell_http)
@@ -67,7 +70,9 @@ def create_app(
 
 
 async def _tell(request: Request, error: Exception) -> Response:
-    return error_reply(to_api_error(error))
+    told = to_api_error(error)
+    record_of(request).error = told.code
+    return error_reply(told)
 
 
 async def _tell_http(request: Request, error: Exception) -> Response:
@@ -84,6 +89,7 @@ async def _tell_http(request: Request, error: Exception) -> Response:
             )
         case _:
             told = InvalidValueError(str(error.detail))
+    record_of(request).error = told.code
     return error_reply(told)
 
 

@@ -117,7 +117,14 @@ def _fetch(namespace: argparse.Namespace) -> int:
     config = _engine_config(namespace)
     from engine.loading import fetch_command
 
-    print(fetch_command(config.model, config.cache_dir, config.offline))
+    print(
+        fetch_command(
+            config.model,
+            config.cache_dir,
+            offline=config.offline,
+            with_code=config.trust_remote_code,
+        )
+    )
     return 0
 
 

@@ -11,10 +11,11 @@ from typing import Annotated, TypeAlias
 
 from fastapi import Depends, Request
 
-from engine.protocols import AsyncEngine
+from engine.protocols import AsyncEngine, EngineDeadError
 from engine.text import Tokenizer
 from server.admission import Admission, Place
 from server.errors import EngineLoadingError, ModelNotFoundError
+from server.metrics import ServerMetrics
 from server.prompts import PromptReader
 from server.sampling_defaults import read_sampling_defaults
 from server.settings import ServerSettings
@@ -34,6 +35,7 @@ class AppContext:
         self.engine = engine
         self.settings = settings
         self.admission = Admission(engine, settings)
+        self.metrics = ServerMetrics(engine, self._name_in_metrics)
         self.started_at = int(time.time())
         self._tokenizer_provider = tokenizer_provider
         self._prompt_reader: PromptReader | None = None
@@ -82,6 +84,13 @@ class AppContext:
         """The served name, then its aliases. Raises `EngineDeadError` before the engine is ready
         where no name was set."""
         return self.settings.served_model_names or (self.engine.info.model,)
+
+    def _name_in_metrics(self) -> str:
+        """Empty while it is not known yet."""
+        try:
+            return self.model_names[0]
+        except EngineDeadError:
+            return ""
 
     def resolve_model(self, name: str | None) -> str:
         """The name that a reply bears. A request that names no model gets the one we serve."""

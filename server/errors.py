@@ -1,6 +1,7 @@
 """Every error that a client can see: one exception tree, one table from code to HTTP status.
 
     ApiError
+    ├── InvalidHttpError            what was sent is no HTTP request
     ├── InvalidJsonError            the body is not JSON
     ├── InvalidValueError           a field is missing, mistyped or out of range
     ├── UnsupportedError            a field that we know and cannot honour
@@ -10,6 +11,7 @@
     ├── MethodNotAllowedError
     ├── ModelNotFoundError
     ├── RequestTooLargeError        the body is over the size limit
+    ├── HeadTooLargeError           the request line and headers are
     ├── UnsupportedMediaTypeError   the body is not declared as JSON
     ├── ServerOverloadedError       the queue is full
     ├── GenerationError             the engine failed on this request alone
@@ -18,6 +20,8 @@
         ├── EngineLoadingError
         ├── EngineUnavailableError  the engine has died
         ├── QueueTimeoutError       no token came before the request's time was up
+        ├── EngineRestartingError   it has died, and another one is loading
+        ├── EngineStalledError      it has work and gets nowhere
         └── ShuttingDownError
 
 The wire shape is OpenAI's, `{"error": {"message", "type", "param", "code"}}`, in plain replies and
@@ -34,7 +38,11 @@ from scheduler import ParameterError
 
 logger = logging.getLogger("octavo.server")
 
+# How soon a client should try again while an engine loads.
+RETRY_SECONDS = 2
+
 STATUS_BY_CODE = {
+    "invalid_http": 400,
     "invalid_json": 400,
     "invalid_value": 400,
     "unsupported": 400,
@@ -46,11 +54,14 @@ STATUS_BY_CODE = {
     "request_too_large": 413,
     "unsupported_media_type": 415,
     "server_overloaded": 429,
+    "head_too_large": 431,
     "generation_failed": 500,
     "internal_error": 500,
     "engine_loading": 503,
     "engine_dead": 503,
     "queue_timeout": 503,
+    "engine_restarting": 503,
+    "engine_stalled": 503,
     "shutting_down": 503,
 }
 
@@ -82,6 +93,10 @@ class ApiError(Exception):
                 "code": self.code,
             }
         }
+
+
+class InvalidHttpError(ApiError):
+    code = "invalid_http"
 
 
 class InvalidJsonError(ApiError):
@@ -120,6 +135,10 @@ class RequestTooLargeError(ApiError):
     code = "request_too_large"
 
 
+class HeadTooLargeError(ApiError):
+    code = "head_too_large"
+
+
 class UnsupportedMediaTypeError(ApiError):
     code = "unsupported_media_type"
 
@@ -152,6 +171,14 @@ class QueueTimeoutError(UnavailableError):
     code = "queue_timeout"
 
 
+class EngineRestartingError(UnavailableError):
+    code = "engine_restarting"
+
+
+class EngineStalledError(UnavailableError):
+    code = "engine_stalled"
+
+
 class ShuttingDownError(UnavailableError):
     code = "shutting_down"
 
@@ -171,6 +198,9 @@ def to_api_error(error: Exception) -> ApiError:
         case TokenizerError():
             return InvalidValueError(str(error))
         case EngineDeadError():
-            return EngineUnavailableError("the engine has stopped; this request cannot be served")
+            return EngineUnavailableError(
+                "the engine has stopped; this request cannot be served",
+                headers={"Retry-After": str(RETRY_SECONDS)},
+            )
     logger.error("unexpected error", exc_info=error)
     return InternalError("the server failed on this request")

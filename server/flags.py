@@ -53,11 +53,24 @@ MODEL_FLAGS = (
     Flag("model", ("--model",), non_empty, "built-in name, folder, GGUF file or hub id"),
     Flag("cache_dir", ("--cache-dir",), Path, "where fetched models are kept", "FOLDER"),
     Flag("offline", ("--offline",), None, "never touch the network"),
+    Flag(
+        "trust_remote_code",
+        ("--trust-remote-code",),
+        None,
+        "run the code that comes with a model: only for a model whose code you have read",
+    ),
 )
 
 ENGINE_FLAGS = (
     *MODEL_FLAGS,
     Flag("dtype", ("--dtype",), one_of("auto", "float32", "bfloat16", "float16"), "of the weights"),
+    Flag(
+        "quantization",
+        ("--quantization", "-q"),
+        one_of("int8"),
+        "of the linear layers' weights; needs the native CPU kernels",
+        "KIND",
+    ),
     Flag("device", ("--device",), one_of("auto", "cpu", "cuda"), "where the model runs"),
     Flag(
         "max_model_len", ("--max-model-len",), at_least(1), "context: prompt and answer, in tokens"
@@ -65,6 +78,13 @@ ENGINE_FLAGS = (
     Flag("page_size", ("--block-size", "--page-size"), at_least(1), "tokens in one cache page"),
     Flag(
         "num_pages", ("--num-gpu-blocks-override", "--num-pages"), at_least(1), "pages in the cache"
+    ),
+    Flag(
+        "kv_cache_dtype",
+        ("--kv-cache-dtype",),
+        one_of("auto", "float32", "bfloat16", "int8"),
+        "of cached keys and values; auto: the model's",
+        "DTYPE",
     ),
     Flag(
         "kv_cache_memory_bytes",
@@ -104,6 +124,12 @@ ENGINE_FLAGS = (
         "SECONDS",
     ),
     Flag("threads", ("--threads",), at_least(1), "CPU threads; default: what the container allows"),
+    Flag(
+        "layers",
+        ("--layers",),
+        one_of("auto", "native", "transformers"),
+        "who computes them; auto: the native block where it fits the model",
+    ),
     Flag("attention", ("--attention",), non_empty, "attention kernel; auto takes the fastest"),
     Flag(
         "enforce_eager",
@@ -238,7 +264,54 @@ SERVER_FLAGS = (
         "SECONDS",
     ),
     Flag(
+        "max_restarts",
+        ("--max-restarts",),
+        at_least(0),
+        "how often a dead engine is restarted within the window; 0 ends the server",
+    ),
+    Flag(
+        "restart_window",
+        ("--restart-window",),
+        seconds,
+        "the time within which restarts are counted",
+        "SECONDS",
+    ),
+    Flag(
+        "step_timeout",
+        ("--step-timeout",),
+        seconds,
+        "an engine that tells of no step for so long hangs and is killed; 0: never",
+        "SECONDS",
+    ),
+    Flag(
+        "stall_steps",
+        ("--stall-steps",),
+        at_least(1),
+        "steps without any progress after which the engine is stuck",
+    ),
+    Flag(
+        "stall_action",
+        ("--stall-action",),
+        one_of("restart", "report"),
+        "what to do with an engine that hangs or is stuck",
+    ),
+    Flag(
         "log_level", ("--log-level",), one_of("debug", "info", "warning", "error"), "what is logged"
+    ),
+    Flag(
+        "metrics_access",
+        ("--metrics-access",),
+        one_of("keyed", "open", "off"),
+        "who may read /metrics: who has an API key, where there are any; everyone; nobody",
+    ),
+    Flag("log_format", ("--log-format",), one_of("text", "json"), "how a log line looks"),
+    Flag("log_prompts", ("--log-prompts",), None, "put the text of prompts into the log"),
+    Flag(
+        "log_stats_interval",
+        ("--log-stats-interval",),
+        seconds,
+        "a line of figures this often while there is work; 0: never",
+        "SECONDS",
     ),
 )
 

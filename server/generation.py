@@ -53,7 +53,7 @@ class Usage:
 class _Choice:
     """One continuation: its text so far, and how many tokens it has cost."""
 
-    __slots__ = ("finished", "index", "num_tokens", "stream", "timings")
+    __slots__ = ("finish_reason", "finished", "index", "num_tokens", "stream", "timings")
 
     def __init__(self, index: int, stream: OutputStream) -> None:
         self.index = index
@@ -61,6 +61,7 @@ class _Choice:
         self.num_tokens = 0
         self.timings: Timings | None = None
         self.finished = False
+        self.finish_reason: str | None = None
 
     def take(self, event: TokenEvent, delta: Delta, *, shows_end_token: bool) -> None:
         """Add one event of the engine to `delta`."""
@@ -85,6 +86,7 @@ class _Choice:
         elif ends_by_token:
             delta.stop_reason = event.stop_reason
             delta.ended_by_token = not shows_end_token
+        self.finish_reason = delta.finish_reason
         self.finished = delta.finish_reason is not None
 
 
@@ -158,6 +160,12 @@ class Generation:
         return [c.timings for s in self._sources for c in s.choices if c.timings is not None]
 
     @property
+    def finish_reasons(self) -> list[str]:
+        """Why choices ended, each reason once, in order; an unfinished one counts as aborted."""
+        reasons = (c.finish_reason or "abort" for s in self._sources for c in s.choices)
+        return list(dict.fromkeys(reasons))
+
+    @property
     def num_decoded(self) -> int:
         """Tokens made in decode: all but the first of each choice."""
         return sum(max(c.num_tokens - 1, 0) for s in self._sources for c in s.choices)
@@ -175,6 +183,9 @@ class Generation:
     def close(self) -> None:
         """Abort what is unfinished."""
         for source in self._sources:
+            for choice in source.choices:
+                if not choice.finished:
+                    choice.timings = _timings_until_now(source.request, choice.timings)
             if source.mailbox is not None and not source.finished:
                 self._engine.abort(source.request.request_id)
             source.mailbox = None
@@ -273,7 +284,7 @@ class Generation:
             if event.prompt_logprobs is not None:
                 delta.prompt_logprobs = event.prompt_logprobs
             if self._scores_only:
-                delta.finish_reason = FinishReason.LENGTH.value
+                choice.finish_reason = delta.finish_reason = FinishReason.LENGTH.value
                 choice.finished = True
             else:
                 choice.take(event, delta, shows_end_token=self._shows_end_token)
@@ -283,6 +294,11 @@ class Generation:
                 reason = FinishReason(delta.finish_reason)
                 self._engine.abort(event.request_id, event.choice, reason=reason)
         return list(deltas.values())
+
+
+def longest(timings: Sequence[Timings]) -> Timings | None:
+    """Each time the longest among the choices; None where nothing has begun."""
+    return Timings(*map(max, zip(*timings, strict=True))) if timings else None
 
 
 async def collect(generation: Generation) -> list[Delta]:

@@ -7,15 +7,18 @@ visible to the route.
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from engine.logs import fields
 from server.errors import to_api_error
-from server.generation import Usage
+from server.generation import Generation, longest
 
 logger = logging.getLogger("octavo.requests")
 
@@ -27,27 +30,42 @@ QUIET_PATHS = frozenset({"/health", "/health/ready", "/metrics"})
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the log will say of one request; routes add the `usage`. Nothing of what the client
-    wrote but method and path, and no key."""
+    """What the log will say of one request; a route adds its `generation`, whoever tells the client
+    of a failure its `error` code. Nothing of what the client wrote but method and path, no key and
+    nothing that says whose it was."""
 
     request_id: str
     method: str
     path: str
     status: int = 0
-    usage: Usage | None = None
+    model: str | None = None
+    generation: Generation | None = None
+    error: str | None = None
 
-    def line(self, seconds: float) -> str:
-        line = (
-            f"request id={self.request_id} method={self.method} path={self.path} "
-            f"status={self.status} ms={seconds * 1000:.1f}"
+    def fields(self, seconds: float) -> dict[str, Any]:
+        """`extra` of the logging call."""
+        work: dict[str, object] = {}
+        if self.generation is not None:
+            usage, times = self.generation.usage, longest(self.generation.timings)
+            work = {
+                "model": self.model,
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "queue_ms": times and times.queue * 1000,
+                "prefill_ms": times and times.prefill * 1000,
+                "decode_ms": times and times.decode * 1000,
+                "finish": ",".join(self.generation.finish_reasons),
+            }
+        return fields(
+            id=self.request_id,
+            method=self.method,
+            path=self.path,
+            status=self.status,
+            ms=seconds * 1000,
+            **work,
+            error=self.error,
         )
-        if self.usage is not None:
-            line += (
-                f" prompt_tokens={self.usage.prompt_tokens}"
-                f" cached_tokens={self.usage.cached_tokens}"
-                f" completion_tokens={self.usage.completion_tokens}"
-            )
-        return line
 
 
 def record_of(request: Request) -> RequestRecord:
@@ -57,14 +75,16 @@ def record_of(request: Request) -> RequestRecord:
 
 
 class RequestIdMiddleware:
-    """Echoes the caller's `X-Request-Id`, or makes one, and logs each request once it has ended.
+    """Echoes the caller's `X-Request-Id`, or makes one; logs each request and tells `on_end` of it
+    once it has ended.
 
     The id serves tracing only: ids inside the server are our own, so a caller that sends one id
     twice confuses nobody but itself.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, on_end: Callable[[RequestRecord], None]) -> None:
         self._app = app
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,8 +104,10 @@ class RequestIdMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            self._on_end(record)
             level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
-            logger.log(level, "%s", record.line(time.monotonic() - started))
+            if logger.isEnabledFor(level):
+                logger.log(level, "request", extra=record.fields(time.monotonic() - started))
 
 
 class ErrorBoundaryMiddleware:
@@ -111,6 +133,7 @@ class ErrorBoundaryMiddleware:
             if started or scope["type"] != "http":
                 raise
             told = to_api_error(error)
+            scope["state"]["record"].error = told.code
             await JSONResponse(told.body(), told.status, told.headers)(scope, receive, send)
 
 

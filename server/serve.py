@@ -12,15 +12,15 @@ import logging
 import signal
 import socket
 import ssl
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.client import EngineClient
 from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.loading import LineReporter
+from engine.logs import LogSettings, configure_logging
 from engine.protocols import AsyncEngine
+from engine.supervisor import EngineSupervisor, RestartPolicy
 from server.settings import ServerSettings
 from server.version import version
 
@@ -38,7 +38,7 @@ _STARTED = time.monotonic()
 
 
 class ServableEngine(AsyncEngine, Protocol):
-    """An engine that can be started and ended; `EngineClient` is one."""
+    """An engine that can be started and ended; `EngineSupervisor` is one."""
 
     async def start(self) -> None: ...
 
@@ -46,21 +46,36 @@ class ServableEngine(AsyncEngine, Protocol):
         """Raises `EngineError` where it cannot start."""
         ...
 
-    async def wait_ended(self) -> None: ...
+    async def wait_ended(self) -> None:
+        """Until it is gone for good."""
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self, *, now: bool = False) -> None:
+        """`now`: without waiting for the step that it is in."""
+        ...
 
 
 def run(config: EngineConfig, settings: ServerSettings) -> int:
     """Serve until told to stop. Returns the exit code: 0 after a stop signal, else 1."""
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
+    logs = LogSettings(level=settings.log_level, format=settings.log_format)
+    configure_logging(logs, source="server")
+    if config.trust_remote_code:
+        logger.warning("code that comes with the model %s will be run", config.model)
+    engine = EngineSupervisor.from_config(
+        config, restart_policy(settings), on_progress=LineReporter(logger.info), logs=logs
     )
-    engine = EngineClient.from_config(config, on_progress=LineReporter(logger.info))
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(engine, settings))
+
+
+def restart_policy(settings: ServerSettings) -> RestartPolicy:
+    return RestartPolicy(
+        max_restarts=settings.max_restarts,
+        restart_window=settings.restart_window,
+        step_timeout=settings.step_timeout,
+        stall_steps=settings.stall_steps,
+        restart_stalled=settings.stall_action == "restart",
+    )
 
 
 async def serve(
@@ -96,7 +111,7 @@ async def serve(
             logger.error("the engine cannot start: %s", error)
             return 1
         finally:
-            await engine.close()
+            await engine.close(now=stop.insisted.is_set())
             stop.release()
 
 
@@ -137,6 +152,7 @@ async def _serve_at(
     # Here and not above: the engine's process is importing torch meanwhile.
     from server.app import create_app
     from server.http_server import HttpServer
+    from server.status_log import log_holdings, log_status
 
     loaded = _LoadedTokenizer()
     app = create_app(engine, loaded.get, settings)
@@ -146,6 +162,9 @@ async def _serve_at(
     address = _address(settings, listener)
     logger.info("octavo %s answers at %s; not ready until the model is loaded", version(), address)
     on_listening(address)
+    figures = asyncio.ensure_future(log_status(engine, settings.log_stats_interval))
+    admission, loop = app.state.context.admission, asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, lambda: log_holdings(engine, admission.num_open))
     try:
         await _first(_start(engine, app, loaded, address), stop.asked.wait())
         if not stop.asked.is_set():
@@ -155,6 +174,8 @@ async def _serve_at(
             logger.error("the engine has ended: %s", engine.state.reason)
         await _drain(app, settings, stop)
     finally:
+        loop.remove_signal_handler(signal.SIGUSR1)
+        figures.cancel()
         http.should_exit = True
         await serving
     return code
@@ -208,8 +229,11 @@ def start_lines(info: EngineInfo, address: str, names: tuple[str, ...]) -> list[
     """What the person who started the server wants to know, in plain words."""
     return [
         f"model {info.model} as {info.dtype} from {info.model_dir}",
-        f"device {info.device}, {info.threads} threads, attention by {info.attention}",
-        f"cache {info.num_pages} pages of {info.page_size} tokens: {info.num_slots} tokens fit",
+        f"weights {info.quantization or info.dtype}, {info.weight_bytes / 2**20:.0f} MiB",
+        f"device {info.device}, {info.threads} threads, layers by {info.layers}, attention by "
+        f"{info.attention}",
+        f"cache {info.num_pages} pages of {info.page_size} tokens: {info.num_slots} tokens fit, "
+        f"{info.kv_cache_bytes / 2**20:.0f} MiB as {info.kv_cache_dtype}",
         *info.notes,
         f"at once up to {info.max_num_seqs} sequences, {info.max_num_batched_tokens} tokens a "
         f"step; prefix caching {'on' if info.enable_prefix_caching else 'off'}",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.logs import FORMATS
 from scheduler.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS
 
 
@@ -35,12 +36,21 @@ class ServerSettings:
     generation_config: str = "auto"  # auto: sampling defaults from the model's file; none: ours
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     api_keys_in_file: tuple[str, ...] = field(default=(), repr=False)
+    metrics_access: str = "keyed"  # /metrics wants an API key where there are any; or open, or off
     allowed_origins: tuple[str, ...] = ()  # web pages from there may call us; "*": from anywhere
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
     keepalive_interval: float = 15.0  # a silent stream sends a comment line this often; 0: never
     shutdown_timeout: float = 30.0  # how long open requests may go on after a stop signal
+    max_restarts: int = 3  # of the engine, within the window; 0: its death ends the server
+    restart_window: float = 600.0
+    step_timeout: float = 300.0  # an engine silent for so long hangs; 0: no limit
+    stall_steps: int = 500  # steps without any progress after which an engine is stuck
+    stall_action: str = "restart"  # or report: in the log and by readiness only
     log_level: str = "info"
+    log_format: str = "text"
+    log_prompts: bool = False
+    log_stats_interval: float = 10.0  # while there is work, a line of figures; 0: never
 
     @property
     def has_api_keys(self) -> bool:
@@ -62,6 +72,7 @@ class ServerSettings:
             "max_messages",
             "max_stop_strings",
             "max_listed_token_ids",
+            "stall_steps",
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -89,9 +100,21 @@ class ServerSettings:
             raise ValueError(
                 f"fair_sharing must be auto, off, keys or users, got {self.fair_sharing!r}"
             )
+        if self.stall_action not in ("restart", "report"):
+            raise ValueError(f"stall_action must be restart or report, got {self.stall_action!r}")
+        if self.metrics_access not in ("keyed", "open", "off"):
+            raise ValueError(
+                f"metrics_access must be keyed, open or off, got {self.metrics_access!r}"
+            )
+        if self.log_format not in FORMATS:
+            raise ValueError(f"log_format must be text or json, got {self.log_format!r}")
         for name in (
             "keepalive_interval",
             "shutdown_timeout",
+            "max_restarts",
+            "restart_window",
+            "step_timeout",
+            "log_stats_interval",
             "max_num_queued_reqs",
             "max_num_queued_tokens",
             "max_queue_seconds",

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.errors import ShuttingDownError, to_api_error
 from server.generation import Delta, Generation, Usage
+from server.middleware import RequestRecord
 from server.prompts import off_loop
 from server.protocol.common import GenerationRequest
 from server.replies.reports import reports
@@ -51,7 +52,7 @@ class Reply(Protocol):
 
 
 async def events(
-    generation: Generation, reply: Reply, request: GenerationRequest
+    generation: Generation, reply: Reply, request: GenerationRequest, record: RequestRecord
 ) -> AsyncGenerator[bytes, None]:
     """The body of a stream. A failure becomes its last event, in place of `[DONE]`; the reports,
     where asked for, go with the last chunk, whichever that is."""
@@ -71,7 +72,9 @@ async def events(
             yield reply.usage_chunk(generation.usage, reports(generation, request))
         yield DONE
     except Exception as error:
-        yield error_event(to_api_error(error))
+        told = to_api_error(error)
+        record.error = told.code
+        yield error_event(told)
 
 
 def _write_chunks(reply: Reply, deltas: list[Delta], closing: dict[str, Any] | None) -> bytes:

@@ -64,8 +64,8 @@ def gathered_attention(
         grouped = rows.view(len(rows), num_kv_heads, -1, rows.shape[-1])
         attended = scaled_dot_product_attention(
             grouped,
-            keys[group.slots].transpose(1, 2),
-            values[group.slots].transpose(1, 2),
+            keys[group.slots].to(query.dtype).transpose(1, 2),
+            values[group.slots].to(query.dtype).transpose(1, 2),
             attn_mask=group.mask,
             scale=scale,
         )
@@ -74,14 +74,19 @@ def gathered_attention(
         repeats = num_heads // num_kv_heads
         attended = scaled_dot_product_attention(
             query[chunk.rows].transpose(0, 1).unsqueeze(0),
-            keys[chunk.slots].transpose(0, 1).repeat_interleave(repeats, dim=0).unsqueeze(0),
-            values[chunk.slots].transpose(0, 1).repeat_interleave(repeats, dim=0).unsqueeze(0),
+            _spread(keys[chunk.slots].to(query.dtype), repeats),
+            _spread(values[chunk.slots].to(query.dtype), repeats),
             attn_mask=chunk.mask,
             is_causal=chunk.mask is None,
             scale=scale,
         )
         output[chunk.rows] = attended[0].transpose(0, 1)
     return output
+
+
+def _spread(rows: torch.Tensor, repeats: int) -> torch.Tensor:
+    """[tokens, kv_heads, head_dim] as [1, heads, tokens, head_dim]."""
+    return rows.transpose(0, 1).repeat_interleave(repeats, dim=0).unsqueeze(0)
 
 
 def _layout(batch: PagedBatch, sliding_window: int | None) -> _Layout:

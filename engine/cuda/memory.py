@@ -11,13 +11,12 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from engine.attention import Attention
 from engine.config import EngineError
 from engine.cuda.runner import StepLimits
+from engine.layers import Layers
 from engine.loading import ModelSpec
-from engine.model_runner import ModelRunner
 from engine.sampling import SampleRow, sample
 from engine.step_inputs import PackedStep, place
 from kv_cache.storage import PageStorage
@@ -49,13 +48,13 @@ class CudaMeter:
 
 
 def largest_step_bytes(
-    model: nn.Module,
+    layers: Layers,
     spec: ModelSpec,
     attention: Attention,
     *,
     page_size: int,
     limits: StepLimits,
-    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     device: torch.device,
     meter: Meter,
 ) -> int:
@@ -83,12 +82,12 @@ def largest_step_bytes(
             page_size=page_size,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            dtype=dtype,
+            dtype=kv_dtype,
             device=device,
         )
         storage.data.zero_()
-        runner = ModelRunner(model, storage, attention, page_size=page_size)
-        sample(runner.forward(place(step, storage, page_size)), rows)
+        forward = layers.forward(storage, attention)
+        sample(forward.logits(place(step, storage, page_size)), rows)
 
     try:
         return meter.peak_bytes(run)

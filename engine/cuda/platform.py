@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 
 from engine.attention import Attention, Kernel, select_kernel
 from engine.config import EngineConfig, EngineError
@@ -12,6 +11,7 @@ from engine.cuda.candidates import TRITON, cuda_attention, page_copier
 from engine.cuda.decode_graphs import CudaRecorder, DecodeGraphs
 from engine.cuda.memory import CudaMeter, largest_step_bytes
 from engine.cuda.runner import Recording, StepLimits, cuda_runner
+from engine.layers import Layers
 from engine.loading import Progress, Reporter
 from engine.loading.load import LoadedModel
 from engine.model_runner import ModelRunner
@@ -29,8 +29,8 @@ class CudaPlatform:
         self._config = config
         self._spec = loaded.spec
         self._dtype: torch.dtype = getattr(torch, loaded.dtype)
-        self._device = torch.device(loaded.device, torch.cuda.current_device())
-        self._candidates = cuda_attention(self._device, deterministic=config.deterministic)
+        self.device = torch.device(loaded.device, torch.cuda.current_device())
+        self._candidates = cuda_attention(self.device, deterministic=config.deterministic)
         self._graphs: DecodeGraphs | None = None
         if config.deterministic:
             from engine.cuda.batch_invariant import make_batch_invariant
@@ -45,30 +45,30 @@ class CudaPlatform:
     def attention_candidates(self) -> Mapping[str, Kernel | Attention]:
         return self._candidates
 
-    def memory(self, model: nn.Module, attention: Attention) -> MemoryBudget:
+    def memory(self, layers: Layers, attention: Attention, kv_dtype: torch.dtype) -> MemoryBudget:
         """What `--gpu-memory-utilization` leaves beside weights and the largest step."""
         step_bytes = largest_step_bytes(
-            model,
+            layers,
             self._spec,
             attention,
             page_size=self._config.page_size,
             limits=self._limits(self._config.max_model_len or self._spec.max_model_len),
-            dtype=self._dtype,
-            device=self._device,
-            meter=CudaMeter(self._device),
+            kv_dtype=kv_dtype,
+            device=self.device,
+            meter=CudaMeter(self.device),
         )
-        free, total = torch.cuda.mem_get_info(self._device)
+        free, total = torch.cuda.mem_get_info(self.device)
         spared = int((1 - self._config.gpu_memory_utilization) * total)
         logger.info("the largest step takes %.2f GiB beside the weights", step_bytes / 2**30)
         return MemoryBudget(max(0, free - step_bytes), max(0, free - step_bytes - spared))
 
-    def page_copier(self) -> PageCopier:
-        return page_copier(self._device, self._dtype)
+    def page_copier(self, kv_dtype: torch.dtype) -> PageCopier:
+        return page_copier(self.device, kv_dtype)
 
     def runner(
-        self, model: nn.Module, storage: PageStorage, attention: Attention, max_model_len: int
+        self, layers: Layers, storage: PageStorage, attention: Attention, max_model_len: int
     ) -> ModelRunner:
-        recorded = self._recordable(attention)
+        recorded = self._recordable(attention, storage.dtype)
         recording = None
         if recorded is not None:
             padding_page = storage.data.shape[2] - 1
@@ -76,7 +76,7 @@ class CudaPlatform:
                 recorder=CudaRecorder(), attention=recorded, padding_page=padding_page
             )
         runner, self._graphs = cuda_runner(
-            model,
+            layers,
             storage,
             attention,
             page_size=self._config.page_size,
@@ -100,7 +100,7 @@ class CudaPlatform:
             ) from error
         return (f"decode steps are recorded for {len(self._graphs.sizes)} batch sizes",)
 
-    def _recordable(self, attention: Attention) -> Attention | None:
+    def _recordable(self, attention: Attention, kv_dtype: torch.dtype) -> Attention | None:
         """What recorded steps attend with: our Triton kernels, the only candidate that takes the
         whole geometry from the device. None where they were not wanted, or do not work."""
         if self._config.enforce_eager or TRITON not in self._candidates:
@@ -114,7 +114,8 @@ class CudaPlatform:
                 TRITON,
                 spec=self._spec,
                 dtype=self._dtype,
-                device=self._device,
+                kv_dtype=kv_dtype,
+                device=self.device,
                 page_size=self._config.page_size,
                 kernels=self._candidates,
             )

@@ -5,11 +5,10 @@ Called by `engine.build`, and by tests with a stand-in for the recorder, on the 
 
 from dataclasses import dataclass
 
-from torch import nn
-
 from engine.attention import Attention
 from engine.cuda.decode_graphs import DecodeGraphs, Recorder, graph_sizes
 from engine.cuda.staging import Staging, staging_bytes
+from engine.layers import Layers
 from engine.model_runner import ModelRunner
 from kv_cache.storage import PageStorage
 
@@ -38,7 +37,7 @@ class Recording:
 
 
 def cuda_runner(
-    model: nn.Module,
+    layers: Layers,
     storage: PageStorage,
     attention: Attention,
     *,
@@ -54,18 +53,22 @@ def cuda_runner(
         max_pages=limits.max_pages,
     )
     staging = Staging(num_bytes, storage.device)
-    runner = ModelRunner(model, storage, attention, page_size=page_size, placement=staging.inputs)
-    if recording is None:
-        return runner, None
-    decoding = ModelRunner(model, storage, recording.attention, page_size=page_size)
-    graphs = DecodeGraphs(
-        decoding.forward,
-        staging,
+    graphs = None
+    if recording is not None:
+        graphs = DecodeGraphs(
+            layers.forward(storage, recording.attention).logits,
+            staging,
+            storage,
+            recording.recorder,
+            page_size=page_size,
+            padding_page=recording.padding_page,
+            sizes=graph_sizes(limits.max_sequences),
+        )
+    runner = ModelRunner(
+        layers.forward(storage, attention),
         storage,
-        recording.recorder,
         page_size=page_size,
-        padding_page=recording.padding_page,
-        sizes=graph_sizes(limits.max_sequences),
+        placement=staging.inputs,
+        recorded=graphs,
     )
-    runner.recorded = graphs
     return runner, graphs

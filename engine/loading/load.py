@@ -2,7 +2,8 @@
 
 Called once by the engine, with a folder that `resolve_model` returned. transformers is imported
 here, not at the top: its import takes longer than reading the weights, and is quicker with the
-garbage collector paused. No code that comes with a model is ever run, no network is touched.
+garbage collector paused. Code that comes with a model is run only where that is asked for; no
+network is touched.
 """
 
 import logging
@@ -63,54 +64,70 @@ def choose_device(device: str) -> str:
     return "cpu"
 
 
-def choose_dtype(dtype: str, device: str) -> str:
-    """A dtype's name; auto is bfloat16 where the hardware multiplies it, else float32.
+def choose_dtype(dtype: str, device: str, *, native: bool = False) -> str:
+    """A dtype's name; auto is bfloat16 where it is the faster one, else float32.
 
-    Raises `EngineError` for an unknown name.
+    That is where the hardware multiplies it, and on every CPU with native kernels: those read
+    weights of half the size and compute in float32. Raises `EngineError` for an unknown name.
     """
     if dtype != "auto":
         if dtype not in _DTYPES:
             raise EngineError(f"dtype {dtype!r} is unknown; there are: auto, {', '.join(_DTYPES)}")
         return dtype
-    fast = torch.cuda.is_bf16_supported() if device == "cuda" else has_fast_bfloat16()
+    on_cpu = native or has_fast_bfloat16()
+    fast = torch.cuda.is_bf16_supported() if device == "cuda" else on_cpu
     return "bfloat16" if fast else "float32"
 
 
 def load_model(
-    model_dir: Path, *, dtype: str, device: str, attn_implementation: str
+    model_dir: Path,
+    *,
+    dtype: str,
+    device: str,
+    attn_implementation: str,
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
     """Load a folder's model with the attention registered under `attn_implementation`.
 
-    Takes milliseconds to refuse what the config shows to be unsupported or what does not fit in
-    memory. Raises `EngineError`.
+    `trust_remote_code` runs the code that lies in the folder, if its config names any. Takes
+    milliseconds to refuse what the config shows to be unsupported or what does not fit in memory.
+    Raises `EngineError`.
     """
     device = choose_device(device)
     dtype = choose_dtype(dtype, device)
     with paused_garbage_collection():
         from engine.loading.support import check_config, measure_model
 
-        config, model_class = _read_config(model_dir)
+        config, model_class = _read_config(model_dir, trust_remote_code)
         check_config(config, model_class)
         elements, itemsize = _count_elements(model_dir), _DTYPES[dtype].itemsize
         _check_memory(elements.total() * itemsize, dtype, device)
-        model = _read_weights(model_dir, config, dtype, attn_implementation)
+        model = _read_weights(model_dir, config, dtype, attn_implementation, trust_remote_code)
         model.requires_grad_(False).eval().to(device)
         spec = measure_model(model)
     mapped = elements[_FILE_DTYPES[dtype]] * itemsize if device == "cpu" else 0
     return LoadedModel(model, spec, dtype=dtype, device=device, mapped_bytes=mapped)
 
 
-def _read_config(model_dir: Path) -> tuple["PreTrainedConfig", type["PreTrainedModel"]]:
+def _read_config(
+    model_dir: Path, trust_remote_code: bool
+) -> tuple["PreTrainedConfig", type["PreTrainedModel"]]:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
     try:
         config = AutoConfig.from_pretrained(
-            model_dir, local_files_only=True, trust_remote_code=False
+            model_dir, local_files_only=True, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        code = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+        if trust_remote_code and code is not None:
+            found = get_class_from_dynamic_module(code, str(model_dir), local_files_only=True)
+            return config, found
+    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
         if "trust_remote_code" in str(error):
             raise EngineError(
-                f"the model in {model_dir} comes with code of its own, which is never run"
+                f"the model in {model_dir} comes with code of its own, which is not run: read it, "
+                "and if you trust it, give --trust-remote-code"
             ) from None
         raise EngineError(f"cannot read the config in {model_dir}: {_one_line(error)}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -137,7 +154,11 @@ def _check_memory(needed: int, dtype: str, device: str) -> None:
 
 
 def _read_weights(
-    model_dir: Path, config: "PreTrainedConfig", dtype: str, attn_implementation: str
+    model_dir: Path,
+    config: "PreTrainedConfig",
+    dtype: str,
+    attn_implementation: str,
+    trust_remote_code: bool,
 ) -> "PreTrainedModel":
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -151,7 +172,7 @@ def _read_weights(
                 attn_implementation=attn_implementation,
                 use_safetensors=True,
                 local_files_only=True,
-                trust_remote_code=False,
+                trust_remote_code=trust_remote_code,
                 output_loading_info=True,
             )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:

@@ -36,10 +36,12 @@ def resolve_model(
     cache_dir: Path | None,
     offline: bool,
     report: Reporter,
+    with_code: bool = False,
     catalog: Mapping[str, BuiltinModel] = BUILTIN_MODELS,
 ) -> Path:
     """The folder of a model, fetched or converted if need be. Raises `EngineError`.
 
+    `with_code` fetches the code of a hub's model too; nothing here runs it.
     `cache_dir` None is $OCTAVO_CACHE or ~/.cache/octavo. A name of `catalog` goes before a folder
     of the same name: write ./NAME for the folder.
     """
@@ -52,7 +54,7 @@ def resolve_model(
         elif path.is_file():
             folder = _resolve_gguf(path, ModelCache(cache_dir), report)
         elif _HUB_ID.fullmatch(model) and path.suffix != ".gguf":
-            folder = _resolve_hub(model, offline, report)
+            folder = _resolve_hub(model, offline, with_code, report)
         else:
             raise EngineError(
                 f"model {model!r} is not found: there is no such folder or file, and it is neither "
@@ -64,10 +66,14 @@ def resolve_model(
     return _with_tokenizer(folder, ModelCache(cache_dir), report)
 
 
-def fetch_command(model: str, cache_dir: Path | None, offline: bool) -> Path:
+def fetch_command(
+    model: str, cache_dir: Path | None, *, offline: bool, with_code: bool = False
+) -> Path:
     """`resolve_model` with progress on stderr: what `octavo fetch` does. Raises `EngineError`."""
     with console_reporter() as report:
-        return resolve_model(model, cache_dir=cache_dir, offline=offline, report=report)
+        return resolve_model(
+            model, cache_dir=cache_dir, offline=offline, report=report, with_code=with_code
+        )
 
 
 def _resolve_builtin(
@@ -109,16 +115,15 @@ def _resolve_gguf(gguf: Path, cache: ModelCache, report: Reporter) -> Path:
     return cache.find_or_build(key, build, report)
 
 
-def _resolve_hub(model: str, offline: bool, report: Reporter) -> Path:
+def _resolve_hub(model: str, offline: bool, with_code: bool, report: Reporter) -> Path:
     """A snapshot in huggingface_hub's own cache ($HF_HOME), shared with other programs."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     report(Progress(f"looking for {model} in the hub's cache" if offline else f"fetching {model}"))
+    patterns = [*_HUB_FILES, *(("*.py",) if with_code else ())]
     try:
-        return Path(
-            snapshot_download(model, allow_patterns=list(_HUB_FILES), local_files_only=offline)
-        )
+        return Path(snapshot_download(model, allow_patterns=patterns, local_files_only=offline))
     except GatedRepoError:
         reason = "it is gated: accept its terms on the hub and set HF_TOKEN"
     except RepositoryNotFoundError:

@@ -7,27 +7,31 @@ an error, and the others get the tokens that they would have got without it.
 
 import logging
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from engine.sampling import on_device
 from engine.sampling.adjustments import adjust
-from engine.sampling.blocks import BlockedLogits, Indices
+from engine.sampling.blocks import BlockedLogits, Floats, Indices
 from engine.sampling.draws import draw
 from engine.sampling.logprobs import token_logprobs
+from engine.sampling.native import NativeDraws
 from engine.sampling.rows import SampleRow
 from scheduler import Sample, TokenLogprob
 
 logger = logging.getLogger(__name__)
 
-_NOT_FINITE = "the model's logits are not finite: a NaN, an infinity, or nothing else than -inf"
+NOT_FINITE = "the model's logits are not finite: a NaN, an infinity, or nothing else than -inf"
 _NOTHING_LEFT = "no token is left to draw: allowed_token_ids and min_tokens mask all of them"
 _OVERFLOW = "logit_bias or penalties made the logits overflow"
 
 
-def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
-    """Draw one token per `SampleRow`, in their order.
+def sample(
+    logits: torch.Tensor, rows: Sequence[SampleRow], native: NativeDraws | None = None
+) -> list[Sample]:
+    """Draw one token per `SampleRow`, in their order; `native` draws in place of numpy.
 
     logits: [num_rows, vocab], any float type, any device; computed in float32 and left unchanged.
     Log-probabilities come with the rows whose `params.logprobs` is not None. A row that cannot be
@@ -35,55 +39,88 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
     """
     with torch.inference_mode():
         try:
-            return _sample_together(logits, rows)
+            return _sample_together(logits, rows, native)
         except Exception:
             if len(rows) > 1:
                 logger.exception("sampling %d rows failed; trying them one by one", len(rows))
-        return [_sample_alone(logits, row) for row in rows]
+        return [_sample_alone(logits, row, native) for row in rows]
 
 
-def _sample_alone(logits: torch.Tensor, row: SampleRow) -> Sample:
+def _sample_alone(logits: torch.Tensor, row: SampleRow, native: NativeDraws | None) -> Sample:
     try:
-        return _sample_together(logits, [row])[0]
+        return _sample_together(logits, [row], native)[0]
     except Exception as error:
         logger.exception("sampling failed for choice %d at position %d", row.choice, row.position)
         return Sample(-1, error=f"sampling failed: {error}")
 
 
-def _sample_together(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[Sample]:
+def _sample_together(
+    logits: torch.Tensor, rows: Sequence[SampleRow], native: NativeDraws | None
+) -> list[Sample]:
     if logits.is_cuda and on_device.fits(rows):
         return [
-            Sample(token) if token >= 0 else Sample(-1, error=_NOT_FINITE)
+            Sample(token) if token >= 0 else Sample(-1, error=NOT_FINITE)
             for token in on_device.draw_on_device(logits, rows)
         ]
-    raw = BlockedLogits(logits)
+    raw = _Logits(logits, native)
     at = np.array([row.row for row in rows], np.int64)
     tokens = np.full(len(rows), -1, np.int64)
-    errors: dict[int, str] = {
-        int(i): _NOT_FINITE for i in np.flatnonzero(~np.isfinite(raw.peaks[at]))
-    }
-    plain = [i for i, row in enumerate(rows) if i not in errors and not row.adjusted]
+    errors: dict[int, str] = {}
+    adjusted = [i for i, row in enumerate(rows) if row.adjusted]
+    for i, peak in zip(adjusted, raw.peaks(at[adjusted]), strict=True):
+        if not np.isfinite(peak):
+            errors[i] = NOT_FINITE
+    plain = [i for i, row in enumerate(rows) if not row.adjusted]
     if plain:
-        tokens[plain] = draw(raw, at[plain], [rows[i] for i in plain])
-    adjusted = [i for i, row in enumerate(rows) if i not in errors and row.adjusted]
+        tokens[plain] = raw.draw(at[plain], [rows[i] for i in plain])
+        errors |= {i: NOT_FINITE for i in plain if tokens[i] < 0}
+    adjusted = [i for i in adjusted if i not in errors]
     if adjusted:
-        changed = BlockedLogits(adjust(logits, [rows[i] for i in adjusted]))
-        lines = {i: line for line, i in enumerate(adjusted)}
-        for i, line in lines.items():
-            if not np.isfinite(changed.peaks[line]):
-                errors[i] = _NOTHING_LEFT if np.isneginf(changed.peaks[line]) else _OVERFLOW
-        fine = [i for i in adjusted if i not in errors]
-        tokens[fine] = draw(
-            changed, np.array([lines[i] for i in fine], np.int64), [rows[i] for i in fine]
-        )
+        changed = _Logits(adjust(logits, [rows[i] for i in adjusted]), native)
+        lines = np.arange(len(adjusted))
+        tokens[adjusted] = changed.draw(lines, [rows[i] for i in adjusted])
+        for line, i in enumerate(adjusted):
+            if tokens[i] < 0:
+                nothing = np.isneginf(changed.peaks(lines[line : line + 1])[0])
+                errors[i] = _NOTHING_LEFT if nothing else _OVERFLOW
     logprobs = _logprobs(raw, at, tokens, rows)
     return [
         Sample(token, logprobs.get(i), errors.get(i)) for i, token in enumerate(tokens.tolist())
     ]
 
 
+class _Logits:
+    """Rows of logits, and either way of drawing from them."""
+
+    def __init__(self, values: torch.Tensor, native: NativeDraws | None) -> None:
+        self._values, self._native = values, native
+
+    @cached_property
+    def blocked(self) -> BlockedLogits:
+        return BlockedLogits(self._values)
+
+    def peaks(self, at: Indices) -> Floats:
+        """The largest logit of each row at[i]; NaN where it holds one. [n]"""
+        if not len(at):
+            return np.empty(0, np.float32)
+        rows = self._values.index_select(0, torch.from_numpy(at).to(self._values.device))
+        peaks: Floats = rows.amax(-1).to("cpu", torch.float32).numpy()
+        return peaks
+
+    def draw(self, at: Indices, rows: Sequence[SampleRow]) -> Indices:
+        """The token of each draw rows[i] from row at[i]; -1 where its largest logit is not finite
+        or it holds a NaN. [n]"""
+        if self._native is not None:
+            return self._native.draw(self._values, at, rows)
+        tokens = np.full(len(rows), -1, np.int64)
+        fine = np.flatnonzero(np.isfinite(self.blocked.peaks[at]))
+        if len(fine):
+            tokens[fine] = draw(self.blocked, at[fine], [rows[i] for i in fine.tolist()])
+        return tokens
+
+
 def _logprobs(
-    raw: BlockedLogits, at: Indices, tokens: Indices, rows: Sequence[SampleRow]
+    raw: _Logits, at: Indices, tokens: Indices, rows: Sequence[SampleRow]
 ) -> dict[int, TokenLogprob]:
     """Log-probabilities of the draws that succeeded and asked for them, by index into `rows`."""
     ks = {
@@ -94,5 +131,5 @@ def _logprobs(
     if not ks:
         return {}
     wanted = list(ks)
-    found = token_logprobs(raw, at[wanted], tokens[wanted], np.array(list(ks.values())))
+    found = token_logprobs(raw.blocked, at[wanted], tokens[wanted], np.array(list(ks.values())))
     return dict(zip(wanted, found, strict=True))

@@ -5,7 +5,7 @@ from typing import Any
 
 from kv_cache import PrefixReport
 from scheduler import Timings
-from server.generation import Generation
+from server.generation import Generation, longest
 from server.protocol.common import GenerationRequest
 
 
@@ -21,7 +21,9 @@ def reports(generation: Generation, request: GenerationRequest) -> dict[str, Any
 
 def _timings(timings: Sequence[Timings], num_decoded: int) -> dict[str, float | None]:
     """Each time is the longest among the choices; the speed is that of all of them together."""
-    queue, prefill, decode = (max(times) for times in zip(*timings, strict=True))
+    times = longest(timings)
+    assert times is not None
+    queue, prefill, decode = times
     return {
         "queue_ms": _milliseconds(queue),
         "prefill_ms": _milliseconds(prefill),

@@ -173,8 +173,23 @@ class Alive(Shape):
     status: Literal["alive"]
 
 
-class Ready(Shape):
+class Readiness(Shape):
+    seconds_since_step: float | None = Field(
+        ge=0, description="Since the engine last told of a step; null before the first."
+    )
+    num_requests_running: int = Field(ge=0)
+    num_requests_waiting: int = Field(ge=0)
+    num_engine_restarts: int = Field(ge=0, description="Since the server started.")
+    num_engine_stalls: int = Field(ge=0, description="How often it had work and got nowhere.")
+
+
+class Ready(Readiness):
     status: Literal["ready"]
+
+
+class NotReady(Readiness):
+    status: Literal["not ready"]
+    error: ErrorBody
 
 
 class Reset(Shape):
@@ -197,12 +212,16 @@ class ServerInfo(Shape):
     dtype: str
     device: str
     threads: int
+    layers: str = Field(description="Who computes them: native or transformers.")
     attention: str
+    quantization: str | None = Field(description="Of the linear layers' weights.")
+    weight_bytes: int
     vocab_size: int
     max_model_len: int
     page_size: int
     num_pages: int
     num_slots: int = Field(description="Tokens that fit in the cache.")
+    kv_cache_dtype: str
     kv_cache_bytes: int
     max_num_seqs: int
     max_num_batched_tokens: int

@@ -2,6 +2,7 @@
 to a reply, streamed or whole.
 """
 
+import logging
 import math
 import time
 import uuid
@@ -13,11 +14,13 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 
 from engine.intake import build_request
+from engine.logs import fields
+from engine.text import Tokenizer
 from scheduler import Request, SamplingParams
 from server.admission import Place
 from server.context import AppContext
 from server.generation import Delta, Generation, Usage, collect
-from server.middleware import RequestRecord, record_of
+from server.middleware import record_of
 from server.prompts import Prompt, off_loop
 from server.protocol.common import GenerationRequest
 from server.replies.reports import reports
@@ -25,6 +28,10 @@ from server.replies.wire import JsonReply, ReplyHead
 from server.streaming import EventStream, Reply, events, while_connected
 from server.tenants import tenant_of
 from server.time_limits import deadline_of, queue_deadline_of
+
+logger = logging.getLogger("octavo.requests")
+
+MAX_LOGGED_TOKENS = 512  # of one prompt, with --log-prompts
 
 
 class WholeReply(Reply, Protocol):
@@ -94,7 +101,12 @@ async def submit(
         retry_headers=context.admission.retry_headers,
     )
     resources.callback(generation.close)
-    resources.callback(_note_usage, record_of(http), generation)
+    record = record_of(http)
+    record.model = context.resolve_model(request.model)
+    record.generation = generation
+    if context.settings.log_prompts:
+        for prompt in prompts:
+            _log_prompt(record.request_id, prompt, context.tokenizer)
     generation.submit()
     return generation
 
@@ -111,7 +123,7 @@ async def respond(
     cutoff = context.admission.cutoff
     if request.stream:
         return EventStream(
-            events(generation, reply, request),
+            events(generation, reply, request, record_of(http)),
             resources=resources.pop_all(),
             cutoff=cutoff,
             keepalive_interval=context.settings.keepalive_interval,
@@ -125,5 +137,7 @@ async def respond(
     return await off_loop(write, usage.prompt_tokens + usage.completion_tokens)
 
 
-def _note_usage(record: RequestRecord, generation: Generation) -> None:
-    record.usage = generation.usage
+def _log_prompt(request_id: str, prompt: Prompt, tokenizer: Tokenizer) -> None:
+    """As the model sees it, up to a limit: only where the operator has asked for it."""
+    text = tokenizer.decode(prompt.token_ids[:MAX_LOGGED_TOKENS])
+    logger.info("prompt", extra=fields(id=request_id, tokens=len(prompt.token_ids), text=text))

@@ -1,10 +1,12 @@
 """Is it alive, can it serve, what is it, how busy is it."""
 
 import dataclasses
+from typing import Any
 
 from fastapi import APIRouter, Response
 
 from server.context import Context
+from server.errors import UnavailableError
 from server.openapi import USUAL_ERRORS, answers
 from server.replies import schema
 from server.replies.wire import JsonReply
@@ -21,11 +23,31 @@ async def health() -> Response:
 
 
 @router.head("/health/ready", include_in_schema=False)
-@router.get("/health/ready", responses=answers(schema.Ready, 503))
+@router.get(
+    "/health/ready",
+    responses={
+        200: {"model": schema.Ready, "description": "A request can be served now."},
+        503: {"model": schema.NotReady, "description": "None can; `error` says why."},
+    },
+)
 async def ready(context: Context) -> Response:
     """200 when a request can be served now, else 503 with the reason."""
-    context.require_ready()
-    return JsonReply({"status": "ready"})
+    stats, vitals = context.engine.stats, context.engine.vitals
+    age = vitals.seconds_since_step
+    body: dict[str, Any] = {
+        "status": "ready",
+        "seconds_since_step": None if age is None else round(age, 3),
+        "num_requests_running": stats.num_running,
+        "num_requests_waiting": stats.num_waiting,
+        "num_engine_restarts": vitals.num_restarts,
+        "num_engine_stalls": vitals.num_stalls,
+    }
+    try:
+        context.require_ready()
+    except UnavailableError as error:
+        body |= {"status": "not ready", **error.body()}
+        return JsonReply(body, error.status, error.headers)
+    return JsonReply(body)
 
 
 @router.get("/version", responses=answers(schema.Version, 401))

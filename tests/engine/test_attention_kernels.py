@@ -150,5 +150,5 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_chosen() -> None:
 
 
 def test_an_unknown_kernel_is_refused_by_name() -> None:
-    with pytest.raises(EngineError, match=r"'flash' is unknown.*auto, reference"):
+    with pytest.raises(EngineError, match=r"'flash' is unknown.*auto, native, reference"):
         choose("flash")

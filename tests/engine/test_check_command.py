@@ -12,15 +12,16 @@ from engine.check import run_check
 from engine.config import EngineConfig
 
 
-def check(folder: object, dtype: str = "float32") -> tuple[int, str]:
+def check(folder: object, layers: str = "auto") -> tuple[int, str]:
     output = io.StringIO()
     config = EngineConfig(
         model=str(folder),
-        dtype=dtype,
+        dtype="float32",
         device="cpu",
         page_size=4,
         num_pages=1024,
         threads=1,
+        layers=layers,
         self_check=False,
     )
     status = run_check(config, Console(file=output, width=140))
@@ -47,6 +48,6 @@ def test_a_wrong_kernel_is_found_out(
     monkeypatch.setattr(
         "engine.build.select_kernel", lambda *_, **__: ("x", Attention(forgets_the_scale))
     )
-    status, output = check(tiny_model_dir("llama"))
+    status, output = check(tiny_model_dir("llama"), "transformers")
     assert status == 1
     assert "Answers differ in float32" in output

@@ -20,9 +20,15 @@ def sees_one_token_only(query: torch.Tensor, *rest: object) -> torch.Tensor:
     return KERNELS["gathered"](query, *rest[:4], 1)  # type: ignore[arg-type]
 
 
-def load(folder: object, dtype: str) -> None:
+def load(folder: object, dtype: str, layers: str = "auto") -> None:
     config = EngineConfig(
-        model=str(folder), dtype=dtype, device="cpu", page_size=4, num_pages=64, threads=1
+        model=str(folder),
+        dtype=dtype,
+        device="cpu",
+        page_size=4,
+        num_pages=64,
+        threads=1,
+        layers=layers,
     )
     load_engine(config, lambda progress: None)
 
@@ -48,4 +54,4 @@ def test_wrong_attention_is_refused_in_every_dtype(
 
     monkeypatch.setattr(engine.build, "select_kernel", select)
     with pytest.raises(EngineError, match="computes something else over pages"):
-        load(tiny_model_dir("llama"), dtype)
+        load(tiny_model_dir("llama"), dtype, "transformers")

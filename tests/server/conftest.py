@@ -82,6 +82,7 @@ def new_engine(model_dir: Path, tokenizer: Tokenizer) -> Callable[..., FakeEngin
         max_model_len=256,
         page_size=4,
         num_pages=256,
+        kv_cache_dtype="float32",
         kv_cache_bytes=2**20,
         max_num_seqs=64,
         max_num_batched_tokens=512,

@@ -6,6 +6,7 @@ import httpx
 import openai
 import pytest
 
+from engine.logs import TextFormatter
 from server.api_keys import ApiKeys
 from server.settings import ServerSettings
 
@@ -124,7 +125,11 @@ async def test_a_key_never_reaches_a_log_or_a_representation(client, caplog):
     caplog.set_level(logging.DEBUG)
     for value in (f"Bearer {KEY}", "Bearer sk-wrong-key", f"Basic {KEY}"):
         await client.get(f"/v1/models?key={KEY}", headers=headers(value))
-    text = "\n".join(record.getMessage() for record in caplog.records if "octavo" in record.name)
+    text = "\n".join(
+        TextFormatter("server").format(record)
+        for record in caplog.records
+        if "octavo" in record.name
+    )
     assert "status=200" in text and "status=401" in text
     assert KEY not in text and "sk-wrong-key" not in text
     settings = ServerSettings(api_keys=(KEY,), api_keys_in_file=(OTHER,))

@@ -1,12 +1,12 @@
 """Clients that leave, over real sockets: whatever the moment, their work at the engine ends."""
 
-import json
 import random
 import socket
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from raw_http import send_request
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -15,19 +15,6 @@ BODIES = {
     COMPLETIONS: {"prompt": ["hello", "world"]},
 }
 BOTH = pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-
-
-def send_request(url, path, body):
-    """A socket on which a request has just been sent."""
-    address = urlsplit(url)
-    raw = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(raw)}\r\n\r\n"
-    )
-    connection = socket.create_connection((address.hostname, address.port))
-    connection.sendall(head.encode() + raw)
-    return connection
 
 
 def aborted_all(engine, count):

@@ -1,8 +1,11 @@
 """One line in the log for each request, and what browsers from elsewhere may do (CORS)."""
 
+import json
 import logging
 
 import pytest
+
+from engine.logs import JsonFormatter, TextFormatter
 
 TEXT = "hello world"
 
@@ -13,9 +16,14 @@ def lines(caplog):
     caplog.set_level(logging.INFO)
 
     def read():
-        messages = [r.getMessage() for r in caplog.records if r.name == "octavo.requests"]
-        assert all(message.startswith("request ") for message in messages)
-        return [dict(part.split("=", 1) for part in m.split(" ")[1:]) for m in messages]
+        records = [r for r in caplog.records if r.name == "octavo.requests"]
+        texts = [TextFormatter("server").format(r).partition(" INFO request ")[2] for r in records]
+        parsed = [dict(part.split("=", 1) for part in text.split(" ")) for text in texts]
+        for record, fields in zip(records, parsed, strict=True):
+            line = json.loads(JsonFormatter("server").format(record))
+            assert line["message"] == "request"
+            assert fields.keys() == line.keys() - {"time", "level", "process", "logger", "message"}
+        return parsed
 
     return read
 
@@ -31,15 +39,18 @@ async def test_a_call_is_one_line_with_its_id_status_and_tokens(
         headers={"x-request-id": "trace-1"},
     )
     [line] = lines()
-    assert float(line.pop("ms")) >= 0
+    for name in ("ms", "queue_ms", "prefill_ms", "decode_ms"):
+        assert float(line.pop(name)) >= 0
     assert line == {
         "id": "trace-1",
         "method": "POST",
         "path": "/v1/completions",
         "status": "200",
+        "model": "tiny",
         "prompt_tokens": str(len(tokenizer.encode("the fox"))),
         "cached_tokens": "1",
         "completion_tokens": str(len(tokenizer.encode(TEXT)) + 1),
+        "finish": "stop",
     }
 
 
@@ -49,11 +60,32 @@ async def test_refusals_have_their_line_and_show_nothing_of_the_body(
     client = new_client(new_engine("x"))
     await client.post("/v1/completions", json={"prompt": "a secret", "temperature": -1})
     await client.get("/nowhere?token=secret")
-    assert [(line["path"], line["status"]) for line in lines()] == [
-        ("/v1/completions", "400"),
-        ("/nowhere", "404"),
+    assert [(line["path"], line["status"], line["error"]) for line in lines()] == [
+        ("/v1/completions", "400", "invalid_value"),
+        ("/nowhere", "404", "not_found"),
     ]
-    assert not any("secret" in r.getMessage() for r in caplog.records if "octavo" in r.name)
+    assert "secret" not in shown(caplog)
+
+
+@pytest.mark.parametrize("log_prompts", [False, True])
+async def test_prompts_are_logged_only_where_that_is_asked_for(
+    new_engine, new_client, caplog, log_prompts
+):
+    caplog.set_level(logging.DEBUG)
+    client = new_client(new_engine("an answer"), log_prompts=log_prompts)
+    await client.post("/v1/completions", json={"prompt": "my secret", "user": "someone"})
+    await client.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "my secret"}]}
+    )
+    assert shown(caplog).count("my secret") == 2 * log_prompts
+    assert "an answer" not in shown(caplog) and "someone" not in shown(caplog)
+
+
+async def test_a_stream_that_fails_has_the_error_in_its_line(new_engine, new_client, lines):
+    client = new_client(new_engine(TEXT, fail_at=2))
+    await client.post("/v1/completions", json={"prompt": "x", "stream": True})
+    [line] = lines()
+    assert (line["status"], line["finish"], line["error"]) == ("200", "abort", "generation_failed")
 
 
 async def test_nobody_can_forge_fields_or_lines(new_engine, new_client, lines):
@@ -77,6 +109,12 @@ async def test_a_fault_of_ours_is_logged_with_its_status(new_engine, new_client,
     engine.submit = None
     await new_client(engine).post("/v1/completions", json={"prompt": "x"})
     assert [line["status"] for line in lines()] == ["500"]
+
+
+def shown(caplog):
+    """Everything of ours that the log shows, however it is formatted."""
+    ours = [record for record in caplog.records if record.name.startswith("octavo")]
+    return "".join(TextFormatter("server").format(record) for record in ours)
 
 
 # -------------------------------------------------------------------------------------------- CORS

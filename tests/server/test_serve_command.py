@@ -8,7 +8,10 @@ import threading
 
 import httpx
 import pytest
+from scripted_process import HANG, scripted_builder
 
+from engine.client import EngineClient
+from engine.supervisor import EngineSupervisor, RestartPolicy
 from server.serve import serve, start_lines
 from server.settings import ServerSettings
 
@@ -156,6 +159,85 @@ def test_the_engines_death_ends_the_server(new_engine, run_server, caplog):
     assert code == 1
     assert '"code":"engine_dead"' in response.text
     assert any("RuntimeError" in record.getMessage() for record in caplog.records)
+
+
+@pytest.fixture
+def new_supervised(tmp_path, model_dir, monkeypatch):
+    """`new_supervised(**policy)`: real engine processes without a model; see `scripted_process`."""
+
+    def make(**policy):
+        monkeypatch.setattr("engine.supervisor.FIRST_PAUSE_SECONDS", 0.01)
+        build = scripted_builder(tmp_path, model_dir=model_dir)
+        return EngineSupervisor(lambda info: EngineClient(build), RestartPolicy(**policy))
+
+    return make
+
+
+def test_a_second_signal_ends_a_server_whose_engine_hangs(new_supervised, run_server):
+    engine = new_supervised()
+
+    def act(url):
+        wait_ready(url)
+        with httpx.stream("POST", url + "/v1/completions", json=hanging()) as response:
+            lines = response.iter_lines()
+            next(lines)
+            stop()
+            while httpx.get(url + "/health/ready").status_code == 200:
+                pass
+            stop()
+            return list(lines)
+
+    code, lines = run_server(engine, act, shutdown_timeout=600.0)
+    assert code == 0
+    assert '"code":"shutting_down"' in lines[-2]
+    assert gone(engine.process_id)
+
+
+def test_a_stop_signal_ends_a_server_whose_engine_is_being_restarted(
+    new_supervised, run_server, caplog
+):
+    engine = new_supervised()
+
+    def act(url):
+        wait_ready(url)
+        os.kill(engine.process_id, signal.SIGKILL)
+        while (ready := httpx.get(url + "/health/ready")).status_code == 200:
+            pass
+        stop()
+        return ready.json()["error"]["code"]
+
+    assert run_server(engine, act) == (0, "engine_restarting")
+    assert gone(engine.process_id)
+
+
+def test_an_engine_that_dies_too_often_ends_the_server(new_supervised, run_server, caplog):
+    engine = new_supervised(max_restarts=1)
+
+    def act(url):
+        for _ in range(2):
+            wait_ready(url)
+            with httpx.stream("POST", url + "/v1/completions", json=hanging()) as response:
+                lines = response.iter_lines()
+                next(lines)
+                os.kill(engine.process_id, signal.SIGKILL)
+                assert '"code":"engine_dead"' in list(lines)[-2]
+
+    assert run_server(engine, act) == (1, None)
+    [record] = [r for r in caplog.records if "the engine has ended" in r.getMessage()]
+    assert "1 times within 600 s" in record.getMessage()
+
+
+def hanging():
+    """A stream of two tokens and no end."""
+    return {"prompt": [HANG], "max_tokens": 50, "stream": True, "ignore_eos": True}
+
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 def test_a_taken_port_is_told_before_the_engine_is_started(new_engine, run_server, caplog):

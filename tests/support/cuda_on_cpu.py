@@ -14,6 +14,8 @@ from engine.build import LoadedEngine
 from engine.cuda.decode_graphs import DecodeGraphs
 from engine.cuda.geometry import device_geometry
 from engine.cuda.runner import Recording, StepLimits, cuda_runner
+from engine.forward import TransformersForward
+from engine.layers import Layers
 from engine.model_runner import ModelRunner
 from kv_cache.storage import PageStorage
 
@@ -76,7 +78,7 @@ def on_cuda_path(
     attention = attention or Attention(geometry_attention)
     storage = storage_like(loaded.runner)
     runner, graphs = cuda_runner(
-        loaded.model,
+        transformers_layers(loaded),
         storage,
         attention,
         page_size=PAGE_SIZE,
@@ -85,6 +87,10 @@ def on_cuda_path(
     )
     assert graphs is not None
     return replace(loaded, runner=runner), graphs
+
+
+def transformers_layers(loaded: LoadedEngine) -> Layers:
+    return Layers("transformers", 0, lambda _, a: TransformersForward(loaded.model, a))
 
 
 def storage_like(runner: ModelRunner) -> PageStorage:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.config import EngineError, EngineInfo
-from engine.protocols import EngineDeadError, EngineState
+from engine.protocols import EngineDeadError, EngineObserver, EngineState, EngineVitals
 from kv_cache import MissReason, PrefixReport
 from scheduler import FinishReason, Request, SchedulerStats, Timings, TokenEvent, TokenLogprob
 
@@ -57,7 +57,9 @@ class FakeEngine:
         self._cannot_start = cannot_start
         self.state = EngineState("loading" if loading else "ready")
         self.stats = SchedulerStats()
+        self.vitals = EngineVitals()
         self.requests: list[Request] = []
+        self._observers: list[EngineObserver] = []
         self.num_resets = 0
         self._timings = Timings(queue=0.25, prefill=0.5, decode=0.0)
         self.aborted: list[tuple[str, int | None]] = []
@@ -89,10 +91,13 @@ class FakeEngine:
             await asyncio.Event().wait()
         return self._info
 
+    def observe(self, observer: EngineObserver) -> None:
+        self._observers.append(observer)
+
     async def wait_ended(self) -> None:
         await self._ended.wait()
 
-    async def close(self) -> None:
+    async def close(self, *, now: bool = False) -> None:
         for task in self._tasks:
             task.cancel()
 
@@ -106,6 +111,8 @@ class FakeEngine:
             self.requests.append(request)
             self._open[request.request_id] = set(range(request.params.n))
             self._changed.notify_all()
+        for observer in self._observers:
+            observer.on_submit(request)
         task = self._loop.create_task(self._run(request, mailbox))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -118,6 +125,8 @@ class FakeEngine:
         *,
         reason: FinishReason = FinishReason.ABORT,
     ) -> None:
+        for observer in self._observers:
+            observer.on_abort(request_id, choice, reason)
         with self._changed:
             self.aborted.append((request_id, choice))
             self._close(request_id, choice)
@@ -140,6 +149,8 @@ class FakeEngine:
     def die(self, reason: str = "RuntimeError: /usr/lib/engine.py broke") -> None:
         def fail() -> None:
             self.state = EngineState("dead", reason)
+            for observer in self._observers:
+                observer.on_death()
             for mailbox in self._mailboxes.values():
                 mailbox.failure = reason
                 mailbox.arrived.set()
@@ -172,6 +183,8 @@ class FakeEngine:
                     if event.finish_reason is not None:
                         self._close(request.request_id, event.choice)
                 self._changed.notify_all()
+            for observer in self._observers:
+                observer.on_step(events)
             if self.state.phase == "ready" and events:
                 mailbox.events += events
                 mailbox.arrived.set()

@@ -42,7 +42,11 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> StandInRecorder:
     monkeypatch.setattr(cuda_platform, "CudaMeter", MadeUpMeter)
     monkeypatch.setattr(cuda_platform, "CudaRecorder", lambda: recorder)
     monkeypatch.setattr(cuda_platform, "cuda_attention", lambda device, deterministic: candidates)
-    monkeypatch.setattr(engine.build, "choose_platform", CudaPlatform)
+    monkeypatch.setattr(
+        engine.build,
+        "choose_platform",
+        lambda config, loaded, library: CudaPlatform(config, loaded),
+    )
     return recorder
 
 

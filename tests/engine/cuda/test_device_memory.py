@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from cuda_on_cpu import transformers_layers
 
 from engine.attention import Attention, PagedBatch
 from engine.attention.reference import reference_attention
@@ -30,14 +30,14 @@ class FullMeter:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def measure(model: nn.Module, attention: Attention, meter: object, **limits: int) -> int:
+def measure(loaded: LoadedEngine, attention: Attention, meter: object, **limits: int) -> int:
     return largest_step_bytes(
-        model,
+        transformers_layers(loaded),
         SPEC,
         attention,
         page_size=16,
         limits=StepLimits(**limits),
-        dtype=torch.float32,
+        kv_dtype=torch.float32,
         device=torch.device("cpu"),
         meter=meter,  # type: ignore[arg-type]
     )
@@ -63,7 +63,7 @@ def test_the_step_is_as_large_as_the_limits_allow(
         return reference_attention(*arguments)  # type: ignore[arg-type]
 
     taken = measure(
-        llama.model,
+        llama,
         Attention(watching),
         CountingMeter(),
         **limits,
@@ -78,7 +78,7 @@ def test_the_step_is_as_large_as_the_limits_allow(
 def test_a_step_that_does_not_fit_says_what_to_lower(llama: LoadedEngine) -> None:
     with pytest.raises(EngineError, match=r"400 tokens and 30 seq.*--max-num-batched-tokens or"):
         measure(
-            llama.model,
+            llama,
             Attention(reference_attention),
             FullMeter(),
             max_tokens=400,

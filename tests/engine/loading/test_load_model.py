@@ -1,4 +1,6 @@
+import json
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -35,8 +37,8 @@ def attend(module, query, key, value, mask, *, scaling, marker=None, **others):
 AttentionInterface.register(ATTENTION, attend)
 
 
-def load(folder, *, dtype="float32", device="cpu"):
-    return load_model(folder, dtype=dtype, device=device, attn_implementation=ATTENTION)
+def load(folder, *, dtype="float32", device="cpu", **settings):
+    return load_model(folder, dtype=dtype, device=device, attn_implementation=ATTENTION, **settings)
 
 
 def logits(model, **keywords):
@@ -130,9 +132,33 @@ def test_a_model_with_code_of_its_own_is_refused_and_the_code_not_run(tmp_path):
     (tmp_path / "config.json").write_text(
         '{"model_type": "unheard_of", "auto_map": {"AutoConfig": "code.Config"}}'
     )
-    with pytest.raises(EngineError, match="comes with code of its own, which is never run"):
+    with pytest.raises(EngineError, match="comes with code of its own, which is not run"):
         load(tmp_path)
     assert "OCTAVO_TEST_RAN" not in os.environ
+
+
+CODE = """
+import torch
+from transformers import LlamaForCausalLM
+
+class Louder(LlamaForCausalLM):
+    def forward(self, input_ids=None, position_ids=None, **keywords):
+        output = super().forward(input_ids, position_ids=position_ids, **keywords)
+        output.logits = 2 * output.logits
+        return output
+"""
+
+
+def test_code_that_is_trusted_is_run(llama_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
+    folder = shutil.copytree(llama_dir, tmp_path / "louder")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "louder.Louder"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "louder.py").write_text(CODE)
+    plain, louder = load(folder), load(folder, trust_remote_code=True)
+    assert type(louder.model).__name__ == "Louder"
+    torch.testing.assert_close(logits(louder.model), 2 * logits(plain.model))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """A slow sampler in plain numpy float64, one row at a time: the oracle of the sampler's tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
 
-from engine.sampling import SampleRow
+from engine.native.library import load_library
+from engine.sampling import NativeDraws, SampleRow
 from engine.sampling.uniform import uniforms
 from scheduler import SamplingParams
 
@@ -66,6 +68,20 @@ class SlowSampler:
 
     def token(self, logits: np.ndarray, row: SampleRow) -> int:
         return self.pick(self.distribution(self.adjusted(logits, row), row.params), row)
+
+
+@pytest.fixture(scope="module", params=["numpy", "native"], autouse=True)
+def way_of_drawing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test draws with numpy and with the CPU kernel."""
+    library = load_library() if request.param == "native" else None
+    if request.param == "native" and library is None:
+        pytest.skip("no native kernels here")
+    with pytest.MonkeyPatch.context() as patch:
+        if library is not None and hasattr(request.module, "sample"):
+            library.set_threads(2)
+            native = partial(request.module.sample, native=NativeDraws(library))
+            patch.setattr(request.module, "sample", native)
+        yield
 
 
 @pytest.fixture(scope="session")

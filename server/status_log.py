@@ -1,0 +1,65 @@
+"""Lines of figures for the log: what the engine does, every few seconds while there is work, and
+what this process holds open, whenever somebody asks by a signal."""
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from engine.logs import fields
+from engine.protocols import AsyncEngine
+from scheduler import SchedulerStats
+
+logger = logging.getLogger("octavo.status")
+
+
+async def log_status(engine: AsyncEngine, interval: float) -> None:
+    """Log a line every `interval` seconds in which something was done; 0 never does. Runs until it
+    is cancelled."""
+    if interval == 0:
+        return
+    before, then = engine.stats, time.monotonic()
+    while True:
+        await asyncio.sleep(interval)
+        stats, now = engine.stats, time.monotonic()
+        if stats.num_steps != before.num_steps or stats.num_running or stats.num_waiting:
+            logger.info("status", extra=status_fields(before, stats, now - then))
+        before, then = stats, now
+
+
+def status_fields(before: SchedulerStats, stats: SchedulerStats, seconds: float) -> dict[str, Any]:
+    """`extra` of the line: gauges at its end, rates and the hit rate over its `seconds`."""
+    num_pages = stats.pages_in_use + stats.pages_cached + stats.pages_free
+    looked_up = stats.prefix_queries - before.prefix_queries
+    hits = stats.prefix_hits - before.prefix_hits
+    prompt_tokens = stats.prompt_tokens_computed - before.prompt_tokens_computed
+    return fields(
+        running=stats.num_running,
+        waiting=stats.num_waiting,
+        kv_usage_percent=100 * stats.pages_in_use / num_pages if num_pages else None,
+        hit_rate_percent=100 * hits / looked_up if looked_up else None,
+        prompt_tokens_per_second=prompt_tokens / seconds,
+        generation_tokens_per_second=(stats.generation_tokens - before.generation_tokens) / seconds,
+        preemptions=stats.num_preemptions - before.num_preemptions,
+    )
+
+
+def log_holdings(engine: AsyncEngine, num_open_calls: int) -> None:
+    """What is held at this moment; all of it should go back to where it was when work is done.
+    Must be called on the event loop."""
+    vitals, files = engine.vitals, Path("/proc/self/fd")
+    logger.info(
+        "holdings",
+        extra=fields(
+            engine=engine.state.phase,
+            open_calls=num_open_calls,
+            open_requests=vitals.num_open_requests,
+            pages_in_use=engine.stats.pages_in_use,
+            tasks=len(asyncio.all_tasks()),
+            threads=threading.active_count(),
+            files=len(os.listdir(files)) if files.exists() else None,
+        ),
+    )

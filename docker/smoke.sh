@@ -78,7 +78,8 @@ else:
 PYTHON
 
 say "the load test"
-"${compose[@]}" --profile load run --rm bench || fail "the load test"
+BENCH_ARGS="--num-prompts 16 --max-concurrency 8 --input-len 32 --output-len 16" \
+  "${compose[@]}" --profile load run --rm bench || fail "the load test"
 
 say "a drain: the stop signal comes while an answer is streaming"
 curl --silent --no-buffer --max-time 60 "$url/v1/completions" -H "Authorization: Bearer $OCTAVO_API_KEY" \

@@ -46,6 +46,7 @@ class EngineConfig:
     cache_dir: Path | None = None  # default: $OCTAVO_CACHE or ~/.cache/octavo
     self_check: bool = True
     trust_remote_code: bool = False  # run code that comes with a model
+    step_log: Path | None = None  # one line of JSON per step goes there
 
     def __post_init__(self) -> None:
         for name in (

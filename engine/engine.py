@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from engine.config import EngineInfo
 from engine.protocols import StepRunner
+from engine.step_log import StepLog
 from scheduler import FinishReason, Request, Scheduler, SchedulerStats, TokenEvent
 
 
@@ -22,12 +23,14 @@ class Engine:
         info: EngineInfo,
         *,
         clock: Callable[[], float] = time.monotonic,
+        step_log: StepLog | None = None,
     ) -> None:
         self.info = info
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
         self._stalled_steps = 0
+        self._step_log = step_log
 
     @property
     def has_work(self) -> bool:
@@ -61,9 +64,12 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Run one step of whatever is to be done and return what the outside should see."""
-        plan = self._scheduler.schedule(self._clock())
+        begin = self._clock()
+        plan = self._scheduler.schedule(begin)
         result = self._runner.execute(plan)
         events = self._scheduler.commit(plan, result, self._clock())
         got_on = bool(events) or any(chunk.computed for chunk in result.chunks)
         self._stalled_steps = 0 if got_on else self._stalled_steps + 1
+        if self._step_log is not None:
+            self._step_log.note(plan, begin, self._clock(), more=self.has_work)
         return events

@@ -136,19 +136,21 @@ class CacheManager:
         if needed + spare > self._pool.num_available:
             return None
         copies = []
-        for i in self._locked(table):
+        if needed and self._must_copy(table):
+            i = table.num_tokens // self.page_size
             source, target = table.pages[i], self._allocate()
             copies.append(PageCopy(source, target))
             table.pages[i] = target
             self._drop_reference(source)
-        table.pages.extend(self._allocate() for _ in range(needed - len(copies)))
+        for _ in range(needed - len(copies)):
+            table.pages.append(self._allocate())
         return copies
 
     def pages_needed(self, table: PageTable, num_tokens: int) -> int:
-        """Pages that `reserve` would hand out: those missing, and one for each copy."""
+        """Pages that `reserve` would hand out: those missing, and one for a copy."""
         assert table in self._tables, "the table was released"
-        end = table.num_tokens + num_tokens
-        return max(self.pages_for(end) - len(table.pages), 0) + len(self._locked(table))
+        missing = self.pages_for(table.num_tokens + num_tokens) - len(table.pages)
+        return (missing if missing > 0 else 0) + self._must_copy(table)
 
     def commit(self, table: PageTable, tokens: Sequence[int], num_tokens: int) -> None:
         """Declare the next `num_tokens` tokens valid: their keys and values have been written.
@@ -253,14 +255,14 @@ class CacheManager:
             is_cached = references == 0 and page in self._index
             assert is_cached == self._pool.is_cached(page), f"page {page} is in the wrong list"
 
-    def _locked(self, table: PageTable) -> list[int]:
-        """Where in the table the pages stand that a write behind the valid tokens would have to
-        copy first. Only the page inside which the valid tokens end can be one."""
-        first = table.num_tokens // self.page_size
-        return [i for i in range(first, len(table.pages)) if not self._writable(table.pages[i])]
-
-    def _writable(self, page: int) -> bool:
-        return self._pool.references(page) == 1 and page not in self._index
+    def _must_copy(self, table: PageTable) -> bool:
+        """Whether the page inside which the valid tokens end must be copied before it is written.
+        Those behind it were handed out for this table, and are nobody else's."""
+        at = table.num_tokens // self.page_size
+        if at >= len(table.pages):
+            return False
+        page = table.pages[at]
+        return self._pool.references(page) != 1 or page in self._index
 
     def _allocate(self) -> int:
         page, was_cached = self._pool.allocate()

@@ -29,12 +29,14 @@ class Node:
         self.page = page
         self.children: dict[tuple[int, ...], Node] = {}
         self._sorted: list[tuple[int, ...]] = []
-        self._digest: bytes | None = b"" if parent is None else None
+        self._digest: int | None = 0 if parent is None else None
 
     @property
-    def digest(self) -> bytes:
+    def digest(self) -> int:
         """Stands for all tokens up to the end of this page. Computed when first asked for, once for
         each page on the way to the root."""
+        if self._digest is not None:
+            return self._digest
         pending = []
         node: Node | None = self
         while node is not None and node._digest is None:
@@ -51,6 +53,10 @@ class Node:
         insort(self._sorted, child.tokens)
 
     def remove(self, child: "Node") -> None:
+        if len(self._sorted) == 1:  # an only child, as most are: no need to look for it
+            self.children.clear()
+            self._sorted.clear()
+            return
         del self.children[child.tokens]
         del self._sorted[bisect_left(self._sorted, child.tokens)]
 
@@ -136,21 +142,25 @@ class PrefixIndex:
     def evict(self, page: int) -> list[int]:
         """Drop a page and its descendants, which can no longer be reached. Returns the pages of
         the descendants. O(pages dropped), paid for by their insertion."""
-        node = self._node_of_page[page]
-        assert node.parent is not None
-        dropped = list(self._walk(node))
-        for each in dropped:
-            self._evicted.add(each.namespace, each.digest)
-            del self._node_of_page[each.page]
-        node.parent.remove(node)
-        if node.parent.parent is None and not node.parent.children:
+        node = self._node_of_page.pop(page)
+        parent = node.parent
+        assert parent is not None
+        self._evicted.add(node.namespace, node.digest)
+        descendants = []
+        if node.children:  # hardly ever: tails are evicted first
+            for each in list(self._walk(node))[1:]:
+                self._evicted.add(each.namespace, each.digest)
+                del self._node_of_page[each.page]
+                descendants.append(each.page)
+        parent.remove(node)
+        if parent.parent is None and not parent.children:
             del self._roots[node.namespace]
-        return [each.page for each in dropped[1:]]
+        return descendants
 
     def was_evicted(self, namespace: str, parent: Node | None, tokens: tuple[int, ...]) -> bool:
         """Whether a page with these tokens behind `parent` is known to have been evicted. The
         memory is bounded: false may also mean that it was too long ago."""
-        digest = b"" if parent is None else parent.digest
+        digest = 0 if parent is None else parent.digest
         return self._evicted.contains(namespace, extend_digest(digest, tokens))
 
     def check(self) -> None:

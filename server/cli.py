@@ -33,6 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from clients.chat import main as chat
 
         return chat(arguments[1:])
+    if arguments[:1] == ["simulate"]:  # it needs no server extra either
+        from server.simulate import main as simulate
+
+        return simulate(arguments[1:])
     if arguments[:1] == ["bench"]:  # likewise
         from clients.bench import main as bench
 
@@ -84,6 +88,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "fetch", help="put a model in the cache", epilog=environment, allow_abbrev=False
     )
     commands.add_parser("chat", help="talk to a served model in the terminal", add_help=False)
+    commands.add_parser("simulate", help="capacity: memory, latency, GPUs needed", add_help=False)
     commands.add_parser("bench", help="put load on a server and measure it", add_help=False)
     commands.add_parser("top", help="watch a server's figures in the terminal", add_help=False)
     for command in (serve, check, fetch):

@@ -145,6 +145,7 @@ ENGINE_FLAGS = (
         "the same tokens whatever else is served; slower on a GPU, float32 on a CPU",
     ),
     Flag("self_check", ("--self-check",), None, "compare with a cold forward at start"),
+    Flag("step_log", ("--step-log",), Path, "file for a line of JSON per step", "FILE"),
 )
 
 SERVER_FLAGS = (

@@ -61,10 +61,10 @@ def build_parser() -> Parser:
         allow_abbrev=False,
     )
     _add_server_flags(parser.add_argument_group("server"))
-    _add_dataset_flags(parser.add_argument_group("what is sent"))
-    _add_load_flags(parser.add_argument_group("how fast"))
+    add_dataset_flags(parser.add_argument_group("what is sent"))
+    add_load_flags(parser.add_argument_group("how fast"))
     _add_request_flags(parser.add_argument_group("each request"))
-    _add_output_flags(parser.add_argument_group("results"))
+    add_output_flags(parser.add_argument_group("results"))
     return parser
 
 
@@ -84,12 +84,12 @@ def read_options(arguments: Sequence[str]) -> BenchOptions:
         ready_timeout=given.ready_timeout,
         endpoint=choose_endpoint(given.endpoint, given.dataset),
         dataset=given.dataset,
-        data=_data_options(given),
+        data=data_options(given),
         pace=choose_pace(
             dataset=given.dataset,
             concurrency=given.max_concurrency,
             rate=given.request_rate,
-            ramp=_ramp(given),
+            ramp=ramp_of(given),
             burstiness=given.burstiness,
             ramp_seconds=given.ramp_up_time,
             duration=given.duration,
@@ -101,13 +101,13 @@ def read_options(arguments: Sequence[str]) -> BenchOptions:
         request_timeout=given.timeout or None,
         body=_body(given),
         goodput=parse_goodput(given.goodput),
-        percentiles=_percentiles(given.metric_percentiles),
+        percentiles=percentiles_of(given.metric_percentiles),
         max_errors=ErrorLimit.parse(given.max_errors),
         label=given.label,
         metadata=dict(_pair(item, "--metadata") for item in given.metadata),
-        json_path=given.json or _with_suffix(prefix, ".json"),
-        csv_path=given.csv or _with_suffix(prefix, ".csv"),
-        html_path=given.html or _with_suffix(prefix, ".html"),
+        json_path=given.json or with_suffix(prefix, ".json"),
+        csv_path=given.csv or with_suffix(prefix, ".csv"),
+        html_path=given.html or with_suffix(prefix, ".html"),
         png_path=given.png,
         save_texts=given.save_texts,
         show_progress=given.progress and not given.quiet,
@@ -136,7 +136,7 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_dataset_flags(group: argparse._ArgumentGroup) -> None:
+def add_dataset_flags(group: argparse._ArgumentGroup) -> None:
     kinds = "; ".join(f"{name}: {what}" for name, what in DATASETS.items())
     group.add_argument(
         "--dataset", "--dataset-name", choices=DATASETS, default="random", help=kinds
@@ -182,7 +182,7 @@ def _add_dataset_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_load_flags(group: argparse._ArgumentGroup) -> None:
+def add_load_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "-c", "--max-concurrency", type=int, metavar="N", help="default: 16, if no rate is given"
     )
@@ -216,7 +216,7 @@ def _add_request_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--extra-body", metavar="JSON", help="further fields of the request")
 
 
-def _add_output_flags(group: argparse._ArgumentGroup) -> None:
+def add_output_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("-o", "--output", type=Path, metavar="PREFIX", help=".json, .csv and .html")
     group.add_argument("--json", type=Path, metavar="FILE", help="keys of `vllm bench serve`")
     group.add_argument("--csv", type=Path, metavar="FILE", help="a line per request")
@@ -232,7 +232,7 @@ def _add_output_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="only what went wrong")
 
 
-def _data_options(given: argparse.Namespace) -> DatasetOptions:
+def data_options(given: argparse.Namespace) -> DatasetOptions:
     return DatasetOptions(
         path=given.dataset_path,
         num_prompts=_num_prompts(given),
@@ -261,7 +261,7 @@ def _num_prompts(given: argparse.Namespace) -> int:
     return _ENOUGH if by_time else DEFAULT_PROMPTS
 
 
-def _ramp(given: argparse.Namespace) -> Ramp | None:
+def ramp_of(given: argparse.Namespace) -> Ramp | None:
     rates = (given.ramp_up_start_rps, given.ramp_up_end_rps)
     if given.ramp_up_strategy is None:
         if rates != (None, None):
@@ -289,7 +289,7 @@ def _body(given: argparse.Namespace) -> dict[str, Any]:
     return fields
 
 
-def _percentiles(text: str) -> tuple[float, ...]:
+def percentiles_of(text: str) -> tuple[float, ...]:
     try:
         values = tuple(float(value) for value in text.split(","))
     except ValueError:
@@ -314,5 +314,5 @@ def _pair(text: str, flag: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _with_suffix(prefix: Path | None, suffix: str) -> Path | None:
+def with_suffix(prefix: Path | None, suffix: str) -> Path | None:
     return None if prefix is None else prefix.with_name(prefix.name + suffix)

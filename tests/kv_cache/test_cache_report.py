@@ -116,7 +116,7 @@ def test_reset_drops_what_nobody_holds(cache):
 class TestEvictedPrefixes:
     def test_the_latest_of_a_namespace_are_remembered(self):
         memory = EvictedPrefixes(max_per_namespace=3)
-        digests = [extend_digest(b"", [i]) for i in range(5)]
+        digests = [extend_digest(0, [i]) for i in range(5)]
         for digest in digests:
             memory.add("a", digest)
         assert [memory.contains("a", digest) for digest in digests] == [False] * 2 + [True] * 3
@@ -128,17 +128,17 @@ class TestEvictedPrefixes:
     def test_no_number_of_namespaces_outgrows_the_bound(self):
         memory = EvictedPrefixes(max_prefixes=10, max_per_namespace=4)
         for i in range(1000):
-            memory.add(f"salt {i % 300}", extend_digest(b"", [i]))
+            memory.add(f"salt {i % 300}", extend_digest(0, [i]))
             assert len(memory) <= 10
-        assert memory.contains("salt 99", extend_digest(b"", [999]))
+        assert memory.contains("salt 99", extend_digest(0, [999]))
 
     def test_one_namespace_alone_is_bounded_too(self):
         memory = EvictedPrefixes(max_prefixes=5, max_per_namespace=100)
         for i in range(20):
-            memory.add("a", extend_digest(b"", [i]))
-        assert len(memory) == 5 and memory.contains("a", extend_digest(b"", [19]))
+            memory.add("a", extend_digest(0, [i]))
+        assert len(memory) == 5 and memory.contains("a", extend_digest(0, [19]))
 
     def test_a_digest_stands_for_all_tokens_before_it(self):
-        first = extend_digest(extend_digest(b"", [1, 2]), [3, 4])
-        assert first != extend_digest(extend_digest(b"", [1, 9]), [3, 4])
-        assert first == extend_digest(extend_digest(b"", (1, 2)), (3, 4))
+        first = extend_digest(extend_digest(0, [1, 2]), [3, 4])
+        assert first != extend_digest(extend_digest(0, [1, 9]), [3, 4])
+        assert first == extend_digest(extend_digest(0, (1, 2)), (3, 4))

@@ -4,7 +4,7 @@
 `DatasetOptions` and reading files, is in `source`.
 """
 
-from clients.bench.datasets.load import DATASETS, load_workload
+from clients.bench.datasets.load import DATASETS, load_workload, trace_format
 from clients.bench.datasets.source import DatasetOptions
 
-__all__ = ["DATASETS", "DatasetOptions", "load_workload"]
+__all__ = ["DATASETS", "DatasetOptions", "load_workload", "trace_format"]

@@ -1,10 +1,12 @@
 """From the name of a dataset to its workload: the one place that knows all of them."""
 
+from pathlib import Path
+
 from clients.bench.datasets.prompt_file import prompt_file
-from clients.bench.datasets.source import DatasetOptions
+from clients.bench.datasets.source import DatasetOptions, first_line
 from clients.bench.datasets.synthetic import conversations, random_prompts, shared_prefixes
 from clients.bench.datasets.traces import azure, burstgpt, mooncake
-from clients.bench.plan import Workload
+from clients.bench.plan import BadInput, Workload
 from clients.bench.prompts import PromptMaker
 
 # By name, what the user is told of it.
@@ -26,6 +28,19 @@ _MAKERS = {
     "azure": azure,
     "burstgpt": burstgpt,
 }
+
+
+def trace_format(path: Path) -> str:
+    """Which of `TRACES` a file is, by what its first line names. Raises `BadInput`."""
+    first = first_line(path)
+    for name, words in (
+        ("mooncake", ("hash_ids", "input_length")),
+        ("azure", ("ContextTokens",)),
+        ("burstgpt", ("Response tokens",)),
+    ):
+        if all(word in first for word in words):
+            return name
+    raise BadInput(f"{path} line 1: none of the formats {', '.join(sorted(TRACES))}")
 
 
 def load_workload(

@@ -11,6 +11,7 @@ from typing import Any
 from clients.bench.lengths import Lengths
 from clients.bench.plan import BadInput
 
+MAX_LENGTH = 10_000_000
 _LENGTH, _TURNS, _NO_TIME = Lengths(128, 128), Lengths(4, 4), Lengths(0, 0)
 
 
@@ -83,8 +84,10 @@ class Line:
         return number
 
     def whole(self, name: str, *, least: int = 0) -> int:
-        """Raises `BadInput`."""
+        """Raises `BadInput`, also for a number that no length of a prompt can be."""
         number = self.number(name, least=least)
+        if number > MAX_LENGTH:
+            raise self.error(f"{name} must be at most {MAX_LENGTH}, got {number:g}")
         if number != int(number):
             raise self.error(f"{name} must be a whole number, got {number:g}")
         return int(number)
@@ -119,6 +122,11 @@ def read_csv(path: Path, columns: tuple[str, ...]) -> Iterator[Line]:
         if len(values) != len(names):
             raise BadInput(f"{path} line {number}: {len(values)} values for {len(names)} columns")
         yield Line(path, number, dict(zip(names, values, strict=True)))
+
+
+def first_line(path: Path) -> str:
+    """Empty for an empty file. Raises `BadInput`."""
+    return next(_lines(path), (0, ""))[1]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -40,20 +40,31 @@ class _Row:
 
 def mooncake(options: DatasetOptions, maker: PromptMaker) -> Workload:
     """Raises `BadInput`."""
-    rows = (_mooncake_row(line) for line in read_json_lines(options.the_path()))
+    rows = _in_order(read_json_lines(options.the_path()), _mooncake_row)
     return _replay("mooncake", rows, options, maker)
 
 
 def azure(options: DatasetOptions, maker: PromptMaker) -> Workload:
     """Raises `BadInput`."""
-    rows = (_azure_row(line) for line in read_csv(options.the_path(), _AZURE))
+    rows = _in_order(read_csv(options.the_path(), _AZURE), _azure_row)
     return _replay("azure", rows, options, maker)
 
 
 def burstgpt(options: DatasetOptions, maker: PromptMaker) -> Workload:
     """Raises `BadInput`."""
-    rows = (_burstgpt_row(line) for line in read_csv(options.the_path(), _BURSTGPT))
+    rows = _in_order(read_csv(options.the_path(), _BURSTGPT), _burstgpt_row)
     return _replay("burstgpt", rows, options, maker)
+
+
+def _in_order(lines: Iterator[Line], make: Callable[[Line], _Row]) -> Iterator[_Row]:
+    """A trace is a record of what came when: a time that goes back means a damaged file."""
+    last = None
+    for line in lines:
+        row = make(line)
+        if last is not None and row.time < last:
+            raise line.error(f"its time is {last - row.time:g} s before that of the line above")
+        last = row.time
+        yield row
 
 
 def _mooncake_row(line: Line) -> _Row:
@@ -104,7 +115,6 @@ def _replay(
         taken = fitting
     if not taken:
         raise BadInput(f"{options.path} holds no requests to replay")
-    taken.sort(key=lambda row: row.time)
     times, spread = _times(taken, options)
     if spread:
         notes.append("requests of one tick of the trace's clock are spread over it")

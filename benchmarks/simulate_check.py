@@ -1,0 +1,176 @@
+"""Does a simulation predict what a server really does? Fit and measurement by turns, in one run.
+
+    python -m benchmarks.simulate_check --rounds 3
+    python -m benchmarks.simulate_check --rounds 1 --share 0.25        a trial
+
+One server runs with a step log. Before and after every workload a calibration load of other sizes
+is put on it; a model fitted to the steps of these two calibrations, which never saw the workload,
+predicts it. The core's speed drifts: what lies on both sides of a measurement is the fairest guess
+at the speed in between. The table has the ratio of predicted to measured.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.servers import Octavo, RunningServer, free_port
+from benchmarks.workloads import WORKLOADS, Workload
+from clients.bench.results import write_text
+from clients.bench.statistics import median
+from scheduler.simulation.fit import Fit, LoggedStep, fit_steps
+from server.simulate import main as simulate
+from server.simulate.fit import fit_as_json, read_step_log
+
+# (concurrency, prompts, flags): sizes around those of the workloads, none of them equal.
+CALIBRATION = (
+    (1, 3, ("--input-len", "16-512", "--output-len", "8-32")),
+    (5, 15, ("--input-len", "16-512", "--output-len", "8-48")),
+    (20, 40, ("--input-len", "16-256", "--output-len", "8-48")),
+    (64, 96, ("--input-len", "16-256", "--output-len", "8-48")),
+    (
+        12,
+        24,
+        (
+            *("--dataset", "prefix", "--prefix-len", "900", "--prefix-groups", "1"),
+            *("--input-len", "16-128", "--output-len", "8-32"),
+        ),
+    ),
+)
+FIGURES = (("output_throughput", "output tokens/s"), ("median_ttft_ms", "TTFT median, ms"))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A workload as measured and as predicted: results of `octavo bench` and `simulate serve`."""
+
+    workload: str
+    measured: dict[str, Any]
+    predicted: dict[str, Any]
+    fit: Fit
+
+    def ratio(self, figure: str) -> float:
+        return float(self.predicted[figure] / self.measured[figure])
+
+
+class Bench:
+    """Puts loads on one running server and reads its step log."""
+
+    def __init__(self, server: RunningServer, log: Path, folder: Path, share: float) -> None:
+        self._server = server
+        self._log = log
+        self._folder = folder
+        self._share = share
+        self._seed = 0
+
+    def calibrate(self) -> list[LoggedStep]:
+        """The steps of a calibration."""
+        _, before = read_step_log(self._log)
+        for concurrency, prompts, flags in CALIBRATION:
+            count = max(round(prompts * self._share), min(concurrency, prompts))
+            load = ("--max-concurrency", str(concurrency), "--num-prompts", str(count), *flags)
+            self._load(load, self._folder / "calibration.json")
+        _, after = read_step_log(self._log)
+        return after[len(before) :]
+
+    def measure(self, workload: Workload) -> dict[str, Any]:
+        """What `octavo bench` found; its seed makes the same load again."""
+        path = self._folder / f"measured-{workload.name}.json"
+        self._load(tuple(workload.octavo_flags(self._share)), path)
+        result: dict[str, Any] = json.loads(path.read_text())
+        return result
+
+    def predict(
+        self, workload: Workload, measured: dict[str, Any], steps: list[LoggedStep]
+    ) -> Check:
+        server, _ = read_step_log(self._log)
+        fit = fit_steps(steps, f"fit to {len(steps)} steps of two calibrations")
+        step_time = self._folder / f"fit-{workload.name}.json"
+        write_text(step_time, fit_as_json(fit, server))
+        path = self._folder / f"predicted-{workload.name}.json"
+        load = [*workload.octavo_flags(self._share), "--seed", str(measured["seed"])]
+        simulate(["serve", "--step-time", str(step_time), *load, "--json", str(path), "--quiet"])
+        return Check(workload.name, measured, json.loads(path.read_text()), fit)
+
+    def _load(self, flags: tuple[str, ...], result: Path) -> None:
+        """In a process of its own, as anybody would."""
+        self._seed += 1
+        command = (sys.executable, "-m", "server.cli", "bench", "--url", self._server.url)
+        more = ("--seed", str(self._seed), "--json", str(result), "--quiet")
+        subprocess.run([*command, *flags, *more], check=True)
+
+
+def main() -> int:
+    given = _parser().parse_args()
+    given.results.mkdir(parents=True, exist_ok=True)
+    log = given.results / "steps.jsonl"
+    log.unlink(missing_ok=True)
+    flags = ["--step-log", str(log), *given.octavo.split()]
+    port = free_port()
+    workloads = [WORKLOADS[name] for name in given.workloads.split(",")]
+    octavo = Octavo("simulate-check", flags, given.model)
+    server = RunningServer(octavo.launch(workloads[0], port), port, given.results / "server.log")
+    checks: list[Check] = []
+    try:
+        server.wait_ready(given.ready_seconds)
+        bench = Bench(server, log, given.results, given.share)
+        steps = bench.calibrate()
+        for _ in range(given.rounds):
+            for workload in workloads:
+                measured = bench.measure(workload)
+                later = bench.calibrate()
+                checks.append(bench.predict(workload, measured, steps + later))
+                steps = later
+                _show(checks)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    finally:
+        server.stop()
+    return 0
+
+
+def _show(checks: list[Check]) -> None:
+    """One line a check, and the medians over rounds."""
+    table = Table(title="predicted / measured", title_justify="left")
+    table.add_column("")
+    for _, title in FIGURES:
+        for column in (title, "predicted", "ratio"):
+            table.add_column(column, justify="right")
+    table.add_column("fit: time held out", justify="right")
+    for check in checks:
+        cells = []
+        for key, _ in FIGURES:
+            cells += [f"{check.measured[key]:,.1f}", f"{check.predicted[key]:,.1f}"]
+            cells.append(f"{check.ratio(key):.3f}")
+        table.add_row(check.workload, *cells, f"{check.fit.total_error:+.1%}")
+    for name in sorted({check.workload for check in checks}):
+        ours = [check for check in checks if check.workload == name]
+        medians = [f"{median([check.ratio(key) for check in ours]):.3f}" for key, _ in FIGURES]
+        table.add_row(f"{name} median", "", "", medians[0], "", "", medians[1], "")
+    Console(width=120).print(table)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.simulate_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=3, metavar="N")
+    parser.add_argument("--workloads", default="W2,W3,W4", metavar="W2,W3")
+    parser.add_argument("--share", type=float, default=1.0, metavar="X", help="of the prompts")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--octavo", default="", metavar="FLAGS", help="for octavo serve")
+    parser.add_argument("--results", type=Path, default=Path("simulate-check"), metavar="FOLDER")
+    parser.add_argument("--ready-seconds", type=float, default=300.0, metavar="S")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

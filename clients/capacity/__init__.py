@@ -1,0 +1,1 @@
+"""Plots of `octavo simulate memory` and `plan`, from their results as plain data."""

@@ -1,0 +1,58 @@
+"""`octavo simulate hits`: which part of a load's prompts a cache of which size finds again."""
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+from clients.bench.pace import Pace
+from scheduler.simulation.hits import infinite_pages, prefix_hits
+from server.flags import at_least
+from server.simulate.serve import read_load
+from server.simulate.setting import SettingError, checked
+
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
+
+
+def add_hits_flags(parser: argparse.ArgumentParser) -> None:
+    from clients.bench.flags import add_dataset_flags
+
+    cache = parser.add_argument_group("cache")
+    cache.add_argument(
+        "--tokens", default="250k,1M,4M,16M", metavar="N,N",
+        help="sizes in tokens, inf: nothing is evicted (default: %(default)s)",
+    )  # fmt: skip
+    cache.add_argument("--block-size", "--page-size", type=checked(at_least(1)), default=16)
+    add_dataset_flags(parser.add_argument_group("what is sent (as by octavo bench)"))
+    parser.set_defaults(duration=None, ramp_up_strategy=None)
+
+
+def run_hits(given: argparse.Namespace) -> int:
+    """Raises `BadInput` and ValueError."""
+    sizes = [(text, _tokens(text)) for text in given.tokens.split(",")]
+    load = read_load(given, Pace(concurrency=1))
+    table = Table(title=f"{load.dataset}: prompts found in the cache", title_justify="left")
+    for column in ("tokens", "pages", "found", "too long"):
+        table.add_column(column, justify="right")
+    for text, tokens in sizes:
+        if tokens is None:
+            num_pages = infinite_pages(load, given.block_size)
+        else:
+            num_pages = tokens // given.block_size
+        if num_pages < 1:
+            raise SettingError(f"--tokens {text} holds no page of {given.block_size}")
+        hits = prefix_hits(load, num_pages=num_pages, page_size=given.block_size)
+        table.add_row(text, f"{num_pages:,}", f"{hits.ratio:.2%}", str(hits.too_long))
+    Console().print(table)
+    return 0
+
+
+def _tokens(text: str) -> int | None:
+    """None is without end."""
+    if text == "inf":
+        return None
+    unit = _UNITS.get(text[-1:].lower(), 1)
+    try:
+        return int(float(text.removesuffix(text[-1:]) if unit > 1 else text) * unit)
+    except (ValueError, OverflowError):
+        raise SettingError(f"--tokens must be like 250k,1M,inf, got {text!r}") from None

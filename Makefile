@@ -8,7 +8,7 @@ PORT ?= 8000
 # Setuptools warns of flat layouts at every editable install.
 INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 
-.PHONY: serve test test-clients check soak bench env clean
+.PHONY: serve test test-clients test-cuda bench-cuda check soak bench env clean
 
 serve: $(VENV)/.server
 	$(BIN)/octavo serve --model $(MODEL) --port $(PORT)
@@ -34,6 +34,15 @@ bench: $(VENV)/.dev
 # What others wrote against OpenAI's API, run against ours.
 test-clients: $(VENV)/.clients
 	$(BIN)/python -m pytest -m clients
+
+# On a machine with an NVIDIA GPU. Elsewhere every test is skipped and the benchmark says why.
+test-cuda: $(VENV)/.dev
+	$(BIN)/octavo fetch smollm2-135m
+	$(BIN)/python -m pytest -m cuda
+
+bench-cuda: $(VENV)/.dev
+	$(BIN)/octavo fetch $(MODEL)
+	$(BIN)/python -m benchmarks.cuda_bench --model $(MODEL)
 
 env: $(VENV)/.dev
 

@@ -17,12 +17,12 @@ from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.engine import Engine
 from engine.layers import NATIVE, TRANSFORMERS, Layers, choose_layers
 from engine.llama import try_linears
-from engine.loading import Progress, Reporter, resolve_model
+from engine.loading import ModelSpec, Progress, Reporter, resolve_model
 from engine.loading.load import LoadedModel, choose_device, choose_dtype, load_model
-from engine.machine import available_memory_bytes, usable_threads
+from engine.machine import usable_threads
 from engine.model_runner import ModelRunner
 from engine.native.library import load_library
-from engine.sampling import NativeDraws
+from engine.platform import MemoryBudget, Platform, choose_platform
 from engine.self_check import SelfCheckError, probe_logits, self_check
 from engine.step_log import StepLog
 from kv_cache import CacheManager
@@ -106,7 +106,9 @@ class _Loading:
         self._report(Progress("loading the model"))
         register_attention()
         device_name = choose_device(config.device)
-        library = load_library(check=try_linears) if device_name == "cpu" else None
+        # torch.compile cannot look into native kernels.
+        wanted = device_name == "cpu" and not config.torch_compile
+        library = load_library(check=try_linears) if wanted else None
         if library is not None:
             library.set_threads(self._threads)
         loaded = load_model(
@@ -116,7 +118,6 @@ class _Loading:
             attn_implementation=ATTENTION_NAME,
             trust_remote_code=config.trust_remote_code,
         )
-        device = torch.device(loaded.device)
         kv_name = loaded.dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         kv_dtype = getattr(torch, kv_name)
         probed = self._probe(loaded, original=True)
@@ -126,31 +127,29 @@ class _Loading:
             probed = self._probe(loaded, original=False)
         if library is not None:  # packed: what was mapped is not read again
             loaded = replace(loaded, mapped_bytes=0)
-        plan = _plan_pages(config, loaded, kv_dtype, device)
+        platform = choose_platform(config, loaded, library)
         attention_name, attention = select_kernel(
             config.attention,
             spec=loaded.spec,
             dtype=getattr(torch, loaded.dtype),
             kv_dtype=kv_dtype,
-            device=device,
+            device=platform.device,
             page_size=config.page_size,
             library=library,
+            kernels=platform.attention_candidates(),
         )
-        storage = _allocate(loaded, plan.num_pages, config.page_size, kv_dtype, device)
-        runner = ModelRunner(
-            layers.forward(storage, attention),
-            storage,
-            page_size=config.page_size,
-            draws=NativeDraws(library) if library is not None else None,
-        )
+        budget = platform.memory(layers, attention, kv_dtype)
+        plan = _plan_pages(config, loaded.spec, kv_dtype, budget)
+        storage = _allocate(config, loaded.spec, plan.num_pages, kv_dtype, platform)
+        runner = platform.runner(layers, storage, attention, plan.max_model_len)
         if probed is not None:
             self._report(Progress("checking the engine against the plain model"))
             self_check(
                 loaded.model, runner, probed, page_size=config.page_size, num_pages=plan.num_pages
             )
-        return LoadedEngine(
-            loaded.model, runner, self._describe(loaded, layers, plan, attention_name, kv_name)
-        )
+        notes = (plan.note, *platform.warm_up(self._report))
+        info = self._describe(loaded, layers, plan, attention_name, kv_name)
+        return LoadedEngine(loaded.model, runner, replace(info, notes=notes))
 
     def _probe(self, loaded: LoadedModel, *, original: bool) -> torch.Tensor | None:
         """Logits to check against, if this is the moment. Weights that stay what they are: before
@@ -188,21 +187,12 @@ class _Loading:
             max_num_batched_tokens=config.max_num_batched_tokens,
             enable_prefix_caching=config.enable_prefix_caching,
             load_seconds=0.0,  # known when all is done
-            notes=(plan.note,),
         )
 
 
 def _plan_pages(
-    config: EngineConfig, loaded: LoadedModel, kv_dtype: torch.dtype, device: torch.device
+    config: EngineConfig, spec: ModelSpec, kv_dtype: torch.dtype, budget: MemoryBudget
 ) -> CachePlan:
-    spec = loaded.spec
-    default_bytes = None
-    if device.type == "cuda":
-        available, total = torch.cuda.mem_get_info(device)
-        default_bytes = available - int((1 - config.gpu_memory_utilization) * total)
-    else:
-        # Mapped weights count as free memory until they are read; they will be.
-        available = available_memory_bytes() - loaded.mapped_bytes
     try:
         return plan_pages(
             bytes_per_page=page_bytes(
@@ -215,32 +205,36 @@ def _plan_pages(
             ),
             page_size=config.page_size,
             model_max_len=spec.max_model_len,
-            available_bytes=available,
+            available_bytes=budget.available_bytes,
             max_model_len=config.max_model_len,
             num_pages=config.num_pages,
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
-            default_bytes=default_bytes,
+            default_bytes=budget.default_bytes,
         )
     except CacheSizeError as error:
         raise EngineError(str(error)) from error
 
 
 def _allocate(
-    loaded: LoadedModel, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    spec: ModelSpec,
+    num_pages: int,
+    kv_dtype: torch.dtype,
+    platform: Platform,
 ) -> PageStorage:
-    spec = loaded.spec
     try:
         return PageStorage(
             num_layers=spec.num_layers,
-            num_pages=num_pages,
-            page_size=page_size,
+            num_pages=num_pages + platform.padding_pages,
+            page_size=config.page_size,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            dtype=dtype,
-            device=device,
+            dtype=kv_dtype,
+            device=platform.device,
+            copier=platform.page_copier(kv_dtype),
         )
     except (RuntimeError, MemoryError) as error:
         raise EngineError(
-            f"the KV cache of {num_pages} pages cannot be allocated on {device}: lower "
+            f"the KV cache of {num_pages} pages cannot be allocated on {platform.device}: lower "
             "--kv-cache-memory-bytes or --num-gpu-blocks-override"
         ) from error

@@ -39,6 +39,9 @@ class EngineConfig:
     threads: int | None = None
     layers: str = "auto"  # auto | native | transformers
     attention: str = "auto"  # auto | a kernel's name
+    enforce_eager: bool = False  # no recorded decode steps (CUDA graphs)
+    torch_compile: bool = False
+    deterministic: bool = False  # the same tokens whatever the batch
     offline: bool = False
     cache_dir: Path | None = None  # default: $OCTAVO_CACHE or ~/.cache/octavo
     self_check: bool = True
@@ -74,6 +77,11 @@ class EngineConfig:
         if not 0 <= self.priority_ageing < math.inf:
             raise ValueError(
                 f"priority_ageing must be at least 0 and finite, got {self.priority_ageing}"
+            )
+        if self.deterministic and self.torch_compile:
+            raise ValueError(
+                "deterministic and torch_compile exclude each other: what the compiler makes of a "
+                "step depends on the batch"
             )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(

@@ -14,6 +14,7 @@ import torch
 
 from engine.attention import Attention
 from engine.attention.native import why_not_native
+from engine.compiled_model import CompiledModel
 from engine.config import EngineConfig, EngineError
 from engine.forward import Forward, TransformersForward
 from engine.general_path import pack_linears, replace_norms
@@ -68,10 +69,13 @@ def choose_layers(
         )
     logger.info("layers by transformers' modules: %s", reason)
     packed_bytes = 0
+    called = CompiledModel(model) if config.torch_compile else model
     if library is not None:
         packed_bytes = _speed_up(config, loaded, library)
     return Layers(
-        TRANSFORMERS, weight_bytes(model) + packed_bytes, lambda _, a: TransformersForward(model, a)
+        TRANSFORMERS,
+        weight_bytes(model) + packed_bytes,
+        lambda _, a: TransformersForward(called, a),
     )
 
 

@@ -6,15 +6,26 @@ them is tried again in smaller pieces (`engine.step_rescue`).
 """
 
 import gc
+from typing import Protocol
 
 import torch
 
 from engine.forward import Forward
 from engine.sampling import MIN_TEMPERATURE, NOT_FINITE, NativeDraws, SampleRow, sample, score
-from engine.step_inputs import StepInputs, build_inputs
+from engine.step_inputs import PackedStep, Placement, StepInputs, pack_step, place
 from engine.step_rescue import StepRescue
 from kv_cache.storage import PageStorage
 from scheduler import Chunk, ChunkResult, Sample, StepPlan, StepResult, TokenLogprob
+
+
+class RecordedSteps(Protocol):
+    """Another way to the logits of some steps; `engine.cuda.decode_graphs` has one."""
+
+    def covers(self, step: PackedStep) -> bool: ...
+
+    def run(self, step: PackedStep) -> torch.Tensor:
+        """As `ModelRunner.forward`; the tensor holds until the next run."""
+        ...
 
 
 class ModelRunner:
@@ -27,10 +38,15 @@ class ModelRunner:
         *,
         page_size: int,
         draws: NativeDraws | None = None,
+        placement: Placement = place,
+        recorded: RecordedSteps | None = None,
     ) -> None:
-        """`draws` is the sampler's kernel, where there is one for the storage's device."""
+        """`draws` is the sampler's kernel, where there is one for the storage's device; `placement`
+        brings steps to the device, and `recorded` runs those that it covers."""
         self._forward = forward
         self._draws = draws
+        self._placement = placement
+        self._recorded = recorded
         self.storage = storage
         self._page_size = page_size
         self._rescue = StepRescue(
@@ -49,7 +65,10 @@ class ModelRunner:
         return self._rescue.run(plan.chunks)
 
     def _compute(self, chunks: tuple[Chunk, ...]) -> tuple[ChunkResult, ...]:
-        inputs = build_inputs(StepPlan(chunks), self.storage, self._page_size)
+        step = pack_step(StepPlan(chunks), self._page_size)
+        if self._recorded is not None and self._recorded.covers(step):
+            return self._read_logits(chunks, self._recorded.run(step))
+        inputs = self._placement(step, self.storage, self._page_size)
         if _only_greedy(chunks):
             found = self.best(inputs)
             if found is not None:

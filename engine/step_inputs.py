@@ -1,13 +1,44 @@
-"""From a step plan to the tensors of one forward pass: packed, without padding."""
+"""From a step plan to the tensors of one forward pass: packed, without padding.
 
+`pack_step` lays a plan out in numpy, on the host. A `Placement` brings that to the device: `place`
+plainly, `engine.cuda.staging` in one copy, to tensors of lasting addresses.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.attention import PagedBatch
 from kv_cache.storage import PageStorage
 from scheduler import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """A step on the host. `token_ids`, `positions` and `slots` have an entry per packed token,
+    `logit_rows` one per wanted row of logits, all int64; `pages` [sequences, width] int64 is padded
+    with zeros."""
+
+    token_ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    slots: NDArray[np.int64]
+    logit_rows: NDArray[np.int64]
+    pages: NDArray[np.int64]
+    query_lens: tuple[int, ...]
+    context_lens: tuple[int, ...]
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.query_lens)
+
+    @property
+    def decodes_only(self) -> bool:
+        """Whether every sequence has one token, and one row of logits."""
+        return len(self.token_ids) == len(self.logit_rows) == len(self.query_lens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +53,36 @@ class StepInputs:
     batch: PagedBatch
 
 
+# Brings a packed step to the storage's device; the last argument is the page size.
+Placement: TypeAlias = Callable[[PackedStep, PageStorage, int], StepInputs]
+
+
 def build_inputs(plan: StepPlan, storage: PageStorage, page_size: int) -> StepInputs:
     """Pack a plan's chunks. The plan must hold at least one chunk."""
+    return place(pack_step(plan, page_size), storage, page_size)
+
+
+def place(step: PackedStep, storage: PageStorage, page_size: int) -> StepInputs:
+    """The plain `Placement`: new tensors for every step."""
+    device = storage.device
+    batch = PagedBatch(
+        storage=storage,
+        slots=torch.from_numpy(step.slots).to(device),
+        page_tables=torch.from_numpy(step.pages).to(device),
+        query_lens=step.query_lens,
+        context_lens=step.context_lens,
+        page_size=page_size,
+    )
+    return StepInputs(
+        input_ids=torch.from_numpy(step.token_ids)[None].to(device),
+        position_ids=torch.from_numpy(step.positions)[None].to(device),
+        logit_rows=torch.from_numpy(step.logit_rows).to(device),
+        batch=batch,
+    )
+
+
+def pack_step(plan: StepPlan, page_size: int) -> PackedStep:
+    """Lay out a plan's chunks. The plan must hold at least one chunk."""
     chunks = plan.chunks
     tables = [chunk.sequence.table for chunk in chunks]
     token_ids: list[int] = []
@@ -44,20 +103,12 @@ def build_inputs(plan: StepPlan, storage: PageStorage, page_size: int) -> StepIn
     owner = np.repeat(np.arange(len(chunks)), lengths)
     first_rows = np.cumsum(lengths) - lengths
     positions = np.arange(len(token_ids)) - first_rows[owner] + starts[owner]
-    slots = pages[owner, positions // page_size] * page_size + positions % page_size
-
-    device = storage.device
-    batch = PagedBatch(
-        storage=storage,
-        slots=torch.from_numpy(slots).to(device),
-        page_tables=torch.from_numpy(pages).to(device),
+    return PackedStep(
+        token_ids=np.array(token_ids, np.int64),
+        positions=positions,
+        slots=pages[owner, positions // page_size] * page_size + positions % page_size,
+        logit_rows=np.array(logit_rows, np.int64),
+        pages=pages,
         query_lens=tuple(chunk.num_tokens for chunk in chunks),
         context_lens=tuple(chunk.end for chunk in chunks),
-        page_size=page_size,
-    )
-    return StepInputs(
-        input_ids=torch.tensor([token_ids], device=device),
-        position_ids=torch.from_numpy(positions)[None].to(device),
-        logit_rows=torch.tensor(logit_rows, dtype=torch.int64, device=device),
-        batch=batch,
     )

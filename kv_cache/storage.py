@@ -6,11 +6,21 @@ head of each slot, and wherever a page goes its scales go too. A page that was n
 hold anything, NaN included: readers must mask by selecting, never by multiplying with zero.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
 from kv_cache.manager import PageCopy
+
+# Copies pages of all layers: the storage's data, source and target pages [copies] int64, none of
+# which is both.
+PageCopier: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+def index_copy(data: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+    """The copier for every device; it gathers before it writes, so a page may be both."""
+    data[:, :, targets] = data[:, :, sources]
 
 
 class PageStorage:
@@ -26,13 +36,20 @@ class PageStorage:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        copier: PageCopier = index_copy,
     ) -> None:
         shape = (num_layers, 2, num_pages, page_size, num_kv_heads, head_dim)
         self._data = torch.empty(shape, dtype=dtype, device=device)
+        self._copier = copier
         self._layers = [(layer[0], layer[1]) for layer in self._data]
         self._scales: torch.Tensor | None = None
         if dtype == torch.int8:
             self._scales = torch.empty(shape[:-1], dtype=torch.float32, device=device)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """All of it: `[layers, 2, pages, page_size, kv_heads, head_dim]`."""
+        return self._data
 
     @property
     def device(self) -> torch.device:
@@ -71,9 +88,12 @@ class PageStorage:
         """Copy whole pages in all layers. All sources are gathered before any target is written."""
         if not copies:
             return
-        device = self._data.device
-        sources = torch.tensor([copy.source for copy in copies], device=device)
-        targets = torch.tensor([copy.target for copy in copies], device=device)
-        self._data[:, :, targets] = self._data[:, :, sources]
+        pairs = [[copy.source for copy in copies], [copy.target for copy in copies]]
+        sources, targets = torch.tensor(pairs, device=self._data.device)
+        if set(pairs[0]).isdisjoint(pairs[1]):
+            self._copier(self._data, sources, targets)
+        else:
+            # A page may be freed, handed out again and copied from in one plan.
+            index_copy(self._data, sources, targets)
         if self._scales is not None:
-            self._scales[:, :, targets] = self._scales[:, :, sources]
+            index_copy(self._scales, sources, targets)

@@ -131,6 +131,19 @@ ENGINE_FLAGS = (
         "who computes them; auto: the native block where it fits the model",
     ),
     Flag("attention", ("--attention",), non_empty, "attention kernel; auto takes the fastest"),
+    Flag(
+        "enforce_eager",
+        ("--enforce-eager",),
+        None,
+        "on a GPU, start every kernel of a decode step anew (no CUDA graphs)",
+    ),
+    Flag("torch_compile", ("--torch-compile",), None, "compile the model with torch.compile"),
+    Flag(
+        "deterministic",
+        ("--deterministic",),
+        None,
+        "the same tokens whatever else is served; slower on a GPU, float32 on a CPU",
+    ),
     Flag("self_check", ("--self-check",), None, "compare with a cold forward at start"),
     Flag("step_log", ("--step-log",), Path, "file for a line of JSON per step", "FILE"),
 )

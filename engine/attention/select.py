@@ -45,7 +45,7 @@ def select_kernel(
     page_size: int,
     kv_dtype: torch.dtype | None = None,
     library: NativeLibrary | None = None,
-    kernels: Mapping[str, Kernel] = KERNELS,
+    kernels: Mapping[str, Kernel | Attention] = KERNELS,
 ) -> tuple[str, Attention]:
     """The attention called `name`, or with `auto` the fastest one that agrees with the reference.
 
@@ -55,7 +55,10 @@ def select_kernel(
     """
     kv_dtype = dtype if kv_dtype is None else kv_dtype
     unfit = _why_not_native(spec, dtype, kv_dtype, device, library)
-    candidates = {each: Attention(kernel) for each, kernel in kernels.items()}
+    candidates = {
+        each: kernel if isinstance(kernel, Attention) else Attention(kernel)
+        for each, kernel in kernels.items()
+    }
     if name not in ("auto", NATIVE, *candidates):
         known = ", ".join(("auto", NATIVE, *candidates))
         raise EngineError(f"attention {name!r} is unknown; there are: {known}")
@@ -71,7 +74,8 @@ def select_kernel(
         logger.info("native attention is not used: %s", unfit)
     if name != "auto":
         candidates = {name: candidates[name]} if name in candidates else {}
-    return _fastest(candidates, _Probe(spec, dtype, kv_dtype, device, page_size))
+    level = logging.INFO if name == "auto" else logging.WARNING
+    return _fastest(candidates, _Probe(spec, dtype, kv_dtype, device, page_size), level)
 
 
 def _why_not_native(
@@ -88,13 +92,16 @@ def _why_not_native(
     return why_not_native(library, dtype=dtype, kv_dtype=kv_dtype, head_dim=spec.head_dim)
 
 
-def _fastest(candidates: Mapping[str, Attention], probe: "_Probe") -> tuple[str, Attention]:
+def _fastest(
+    candidates: Mapping[str, Attention], probe: "_Probe", level: int
+) -> tuple[str, Attention]:
+    """The fastest that agrees; what fails is logged at `level`."""
     timings: dict[str, float] = {}
     for name, attention in candidates.items():
         try:
             timings[name] = probe.run(attention)
-        except (RuntimeError, NotImplementedError, ValueError) as error:
-            logger.warning("attention kernel %s does not work here: %s", name, error)
+        except Exception as error:  # a candidate may be anyone's code and fail in its own way
+            logger.log(level, "attention kernel %s does not work here: %s", name, error)
     if not timings:
         raise EngineError(f"no attention kernel works on {probe.description}")
     fastest = min(timings, key=timings.__getitem__)

@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from engine.sampling import on_device
 from engine.sampling.adjustments import adjust
 from engine.sampling.blocks import BlockedLogits, Floats, Indices
 from engine.sampling.draws import draw
@@ -56,6 +57,11 @@ def _sample_alone(logits: torch.Tensor, row: SampleRow, native: NativeDraws | No
 def _sample_together(
     logits: torch.Tensor, rows: Sequence[SampleRow], native: NativeDraws | None
 ) -> list[Sample]:
+    if logits.is_cuda and on_device.fits(rows):
+        return [
+            Sample(token) if token >= 0 else Sample(-1, error=NOT_FINITE)
+            for token in on_device.draw_on_device(logits, rows)
+        ]
     raw = _Logits(logits, native)
     at = np.array([row.row for row in rows], np.int64)
     tokens = np.full(len(rows), -1, np.int64)

@@ -23,13 +23,16 @@ class Harness:
 
     loaded: LoadedEngine
     num_pages: int = NUM_PAGES
+    page_size: int = PAGE_SIZE
     budget: int = 512
     caching: bool = True
     on_plan: Callable[[StepPlan], None] = lambda plan: None
     events: dict[tuple[str, int], list[TokenEvent]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cache = CacheManager(self.num_pages, PAGE_SIZE, enable_prefix_caching=self.caching)
+        self.cache = CacheManager(
+            self.num_pages, self.page_size, enable_prefix_caching=self.caching
+        )
         config = SchedulerConfig(max_num_seqs=32, max_num_batched_tokens=self.budget)
         self.scheduler = Scheduler(config, self.cache)
 

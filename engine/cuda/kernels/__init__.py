@@ -1,0 +1,1 @@
+"""Triton programs. They are started by `engine/cuda/launch.py` and `engine/cuda/matmul.py`."""

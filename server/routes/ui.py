@@ -63,6 +63,7 @@ class UiRoutes:
                 resources=resources.pop_all(),
                 cutoff=context.admission.cutoff,
                 keepalive_interval=context.settings.keepalive_interval,
+                record=record_of(http),
             )
 
     async def _page_contents(self, http: Request, context: Context, page: str) -> Response:

@@ -13,6 +13,7 @@ from engine.views import PageContents, unpack
 from server.api_keys import ApiKeys
 from server.context import AppContext, Context
 from server.errors import ForbiddenError, InvalidApiKeyError, InvalidValueError, NotFoundError
+from server.middleware import record_of
 from server.replies.wire import JsonReply
 from server.streaming import EventStream
 from server.token_names import token_name

@@ -318,6 +318,7 @@ def _like(config: EngineConfig, info: EngineInfo) -> EngineConfig:
         dtype=info.dtype,
         device=info.device,
         threads=info.threads,
+        layers=info.layers,
         attention=info.attention,
         max_model_len=info.max_model_len,
         num_pages=info.num_pages,

@@ -1,4 +1,4 @@
-"""Steps that fail: memory that runs out, requests that cannot be computed. The model itself raises,
+"""Steps that fail: memory that runs out, requests that cannot be computed. The forward pass raises,
 beneath the real scheduler, cache and runner; answers are compared with transformers' own."""
 
 from collections.abc import Callable
@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from engine_harness import GREEDY, Harness, cold, random_prompt
-from torch import nn
 
 from engine.build import LoadedEngine
+from engine.forward import Forward
 from engine.model_runner import ModelRunner
+from engine.step_inputs import StepInputs
 from engine.step_rescue import MAX_FRUITLESS_STEPS, STEPS_TO_RECOVER
 from scheduler import FinishReason, SamplingParams
 
@@ -20,31 +21,37 @@ POISON = 321
 TOO_MUCH = 2**50
 
 
-class Faulty(nn.Module):
-    """The model, but `check` sees the inputs of every pass and may raise."""
+class Faulty:
+    """The forward pass of the engine, but `check` sees the inputs of each and may raise."""
 
-    def __init__(self, model: nn.Module, check: Callable[..., None]) -> None:
-        super().__init__()
-        self._model = model
+    def __init__(self, forward: Forward, check: Callable[[StepInputs], None]) -> None:
+        self._forward = forward
         self._check = check
 
-    def forward(self, **inputs: object) -> object:
-        self._check(**inputs)
-        return self._model(**inputs)
+    def logits(self, inputs: StepInputs) -> torch.Tensor:
+        self._check(inputs)
+        return self._forward.logits(inputs)
+
+    def best(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor] | None:
+        self._check(inputs)
+        return self._forward.best(inputs)
 
 
-def harness(loaded: LoadedEngine, check: Callable[..., None], **settings: object) -> Harness:
+def harness(
+    loaded: LoadedEngine, check: Callable[[StepInputs], None], **settings: object
+) -> Harness:
     runner = loaded.runner
     faulty = ModelRunner(
-        Faulty(runner._model, check), runner.storage, runner._kernel, page_size=runner._page_size
+        Faulty(runner._forward, check),
+        runner.storage,
+        page_size=runner._page_size,
+        draws=runner._draws,
     )
     return Harness(replace(loaded, runner=faulty), **settings)  # type: ignore[arg-type]
 
 
-def num_tokens(inputs: dict[str, object]) -> int:
-    input_ids = inputs["input_ids"]
-    assert isinstance(input_ids, torch.Tensor)
-    return input_ids.shape[1]
+def num_tokens(inputs: StepInputs) -> int:
+    return inputs.input_ids.shape[1]
 
 
 def on_cuda() -> None:
@@ -63,7 +70,7 @@ class Memory:
         self.run_out = run_out
         self.num_failures = 0
 
-    def check(self, **inputs: object) -> None:
+    def check(self, inputs: StepInputs) -> None:
         if num_tokens(inputs) > self.limit:
             self.num_failures += 1
             self.run_out()
@@ -116,9 +123,9 @@ def test_whole_steps_come_back_with_the_memory(llama: LoadedEngine) -> None:
     memory = Memory(1)
     largest = 0
 
-    def check(**inputs: object) -> None:
+    def check(inputs: StepInputs) -> None:
         nonlocal largest
-        memory.check(**inputs)
+        memory.check(inputs)
         largest = max(largest, num_tokens(inputs))
 
     server = harness(llama, check)
@@ -133,9 +140,8 @@ def test_whole_steps_come_back_with_the_memory(llama: LoadedEngine) -> None:
 
 
 def test_a_sequence_for_which_memory_never_suffices_fails_alone(llama: LoadedEngine) -> None:
-    def check(*, paged: tuple[object, object], **inputs: object) -> None:
-        context_lens: tuple[int, ...] = paged[0].context_lens  # type: ignore[attr-defined]
-        if max(context_lens) > 45:
+    def check(inputs: StepInputs) -> None:
+        if max(inputs.batch.context_lens) > 45:
             on_cuda()
 
     server = harness(llama, check)
@@ -167,10 +173,10 @@ def test_a_shortage_that_passes_costs_nobody_anything(llama: LoadedEngine) -> No
 def test_a_request_that_cannot_be_computed_fails_alone(llama: LoadedEngine, step: int) -> None:
     passes = 0
 
-    def check(*, input_ids: torch.Tensor, **inputs: object) -> None:
+    def check(inputs: StepInputs) -> None:
         nonlocal passes
         passes += 1
-        if passes > step and POISON in input_ids.flatten().tolist():
+        if passes > step and POISON in inputs.input_ids.flatten().tolist():
             raise ValueError("poison")
 
     server = harness(llama, check)
@@ -198,7 +204,7 @@ def test_a_row_that_cannot_be_built_fails_alone(
         return build(chunk, choice, row)
 
     monkeypatch.setattr(engine.model_runner, "_sample_row", fail)
-    server = harness(llama, lambda **inputs: None)
+    server = harness(llama, lambda inputs: None)
     add_all(server)
     server.drain()
     check_answers(server, llama, but="2")
@@ -207,7 +213,7 @@ def test_a_row_that_cannot_be_built_fails_alone(
 
 
 def test_where_everything_fails_it_is_the_engine_that_does(llama: LoadedEngine) -> None:
-    def check(**inputs: object) -> None:
+    def check(inputs: StepInputs) -> None:
         raise ValueError("broken")
 
     server = harness(llama, check)
@@ -219,7 +225,7 @@ def test_where_everything_fails_it_is_the_engine_that_does(llama: LoadedEngine) 
 def test_where_one_request_after_the_other_fails_it_is_the_engine_that_does(
     llama: LoadedEngine,
 ) -> None:
-    def check(**inputs: object) -> None:
+    def check(inputs: StepInputs) -> None:
         raise ValueError("broken")
 
     server = harness(llama, check)
@@ -235,7 +241,7 @@ def test_where_one_request_after_the_other_fails_it_is_the_engine_that_does(
 def test_a_broken_device_is_not_asked_again(llama: LoadedEngine) -> None:
     passes = 0
 
-    def check(**inputs: object) -> None:
+    def check(inputs: StepInputs) -> None:
         nonlocal passes
         passes += 1
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")

@@ -327,6 +327,7 @@ def test_a_later_life_takes_over_what_the_first_one_decided(tmp_path: Path) -> N
         dtype="float32",
         device="cpu",
         threads=2,
+        layers="transformers",
         attention="gathered",
         max_model_len=128,
         num_pages=40,

@@ -10,10 +10,10 @@ INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 
 .PHONY: serve test test-clients test-cuda bench-cuda check soak bench env clean
 
-serve: $(VENV)/.server
+serve: $(VENV)/.native
 	$(BIN)/octavo serve --model $(MODEL) --port $(PORT)
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(VENV)/.native
 	$(BIN)/octavo fetch smollm2-135m
 	$(BIN)/python -m pytest
 
@@ -22,12 +22,12 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-soak: $(VENV)/.dev
+soak: $(VENV)/.dev $(VENV)/.native
 	$(BIN)/octavo fetch smollm2-135m
 	$(BIN)/python -m pytest -m slow -rP
 
 # The table of docs/performance.md, about half an hour; BENCH='--peers ...' for more, see its --help.
-bench: $(VENV)/.dev
+bench: $(VENV)/.dev $(VENV)/.native
 	$(BIN)/octavo fetch smollm2-135m
 	$(BIN)/python -m benchmarks.run $(BENCH)
 
@@ -47,7 +47,7 @@ bench-cuda: $(VENV)/.dev
 env: $(VENV)/.dev
 
 # One environment for both: the second stamp only adds what tests need.
-$(VENV)/.server: pyproject.toml
+$(VENV)/.server: pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=24'
 	@echo "installing (PyTorch is large: this takes some minutes the first time)"
@@ -58,9 +58,15 @@ $(VENV)/.dev: $(VENV)/.server
 	$(INSTALL) '.[dev]'
 	touch $@
 
+# The CPU kernels: built by the install, and again whenever a source has changed. Without a compiler
+# Octavo runs on torch alone.
+$(VENV)/.native: $(VENV)/.server engine/native/build.py $(wildcard engine/native/*.cpp engine/native/*.h)
+	$(BIN)/python -m engine.native.build || true
+	touch $@
+
 $(VENV)/.clients: $(VENV)/.dev
 	$(INSTALL) '.[clients-test]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) engine/native/*.so build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -77,6 +77,11 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
+def is_current(library: Path) -> bool:
+    """Whether a file was built from the sources as they are."""
+    return library.is_file() and fingerprint().encode() in library.read_bytes()
+
+
 def find_compiler() -> str | None:
     """$CXX, or the first usual C++ compiler on the path."""
     chosen = os.environ.get("CXX")
@@ -86,7 +91,7 @@ def find_compiler() -> str | None:
 
 
 def build(folder: Path = SOURCES, variants: Iterable[str] | None = None) -> dict[str, str]:
-    """Compile the variants of this machine's family into `folder`.
+    """Compile the variants of this machine's family into `folder`, those that are not current.
 
     Returns what the compiler said of each that failed, by name. Raises FileNotFoundError where
     there is no compiler and ValueError where the machine's family is unknown to us.
@@ -94,6 +99,9 @@ def build(folder: Path = SOURCES, variants: Iterable[str] | None = None) -> dict
     chosen = list(variants or (n for n, v in VARIANTS.items() if v.machine == machine()))
     if not chosen:
         raise ValueError(f"there are no kernels for a processor of the kind {machine()}")
+    chosen = [name for name in chosen if not is_current(library_path(name, folder))]
+    if not chosen:
+        return {}
     compiler = find_compiler()
     if compiler is None:
         raise FileNotFoundError(f"no C++ compiler found ({', '.join(_COMPILERS)})")

@@ -1,8 +1,7 @@
 """Chooses and loads the kernels that this processor can run, and tells ctypes their signatures.
 
 `OCTAVO_CPU_ISA` forces a variant; `none` turns native code off. Whoever gets `None` takes the torch
-path; why is logged once, as a warning.
-Addresses of tensors are passed as integers: `tensor.data_ptr()`.
+path; why is logged once, as a warning. Addresses of tensors are passed as integers.
 """
 
 import ctypes

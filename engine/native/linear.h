@@ -41,9 +41,8 @@ inline int blocks(int in) { return (in + kBlock - 1) / kBlock; }
 /// Quantise one row of `in` floats to int16.
 void quantise_row(const float* x, int in, int16_t* ints, float* scales);
 
-/// out[r, 0 .. panels * kPanel) = the sums of `panels` panels from `first` on, scales and bias applied, for the rows
-/// row .. row + rows. Writes whole panels (beyond linear.out: numbers without meaning) unless
-/// `limit` channels of them are wanted; adds to what is there if `add`.
+/// out[r, 0 ..) = the sums of `panels` panels from `first` on, scales and bias applied, for the rows
+/// row .. row + rows, up to the layer's last channel; adds to what is there if `add`.
 void compute_panels(const OctavoLinear& linear, const Rows& x, int row, int rows, int first,
                     int panels, float* out, int64_t out_stride, bool add);
 

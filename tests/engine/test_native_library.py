@@ -145,6 +145,17 @@ def test_a_build_without_a_compiler_says_so(
         build(tmp_path)
 
 
+def test_what_is_current_is_not_built_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library_path("avx2", tmp_path).write_bytes(b"built from " + fingerprint().encode())
+    monkeypatch.setattr(build_module, "find_compiler", lambda: None)
+    assert build(tmp_path, ["avx2"]) == {}
+    library_path("avx2", tmp_path).write_bytes(b"built from something else")
+    with pytest.raises(FileNotFoundError):
+        build(tmp_path, ["avx2"])
+
+
 def test_a_build_that_fails_leaves_nothing_and_tells_why(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

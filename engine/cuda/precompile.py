@@ -139,16 +139,16 @@ def compile_launch(launch: Launch, arch: int) -> Compiled:
     from triton.compiler import ASTSource
 
     names = launch.kernel.arg_names
+    constants = launch.constants | _ones(launch)
     signature = {
-        name: "constexpr" if name in launch.constants else _type(launch.arguments[name])
-        for name in names
+        name: "constexpr" if name in constants else _type(launch.arguments[name]) for name in names
     }
     aligned = {
         (i,): _ALIGNED
         for i, name in enumerate(names)
-        if name not in launch.constants and _is_aligned(launch, name)
+        if name not in constants and _is_aligned(launch, name)
     }
-    source = ASTSource(launch.kernel, signature, launch.constants, aligned)
+    source = ASTSource(launch.kernel, signature, constants, aligned)
     options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     log = io.StringIO()
     with (
@@ -210,6 +210,16 @@ def _type(value: torch.Tensor | int | float) -> str:
     if isinstance(value, torch.Tensor):
         return _POINTERS[value.dtype]
     return "i32" if isinstance(value, int) else "fp32"
+
+
+def _ones(launch: Launch) -> dict[str, int]:
+    """Arguments that Triton makes constants of at run time, since they are 1: strides mostly."""
+    unspecialised = launch.kernel.do_not_specialize or ()
+    return {
+        name: value
+        for name, value in launch.arguments.items()
+        if isinstance(value, int) and value == 1 and name not in unspecialised
+    }
 
 
 def _is_aligned(launch: Launch, name: str) -> bool:

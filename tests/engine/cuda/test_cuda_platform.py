@@ -42,6 +42,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> StandInRecorder:
     monkeypatch.setattr(cuda_platform, "CudaMeter", MadeUpMeter)
     monkeypatch.setattr(cuda_platform, "CudaRecorder", lambda: recorder)
     monkeypatch.setattr(cuda_platform, "cuda_attention", lambda device, deterministic: candidates)
+    monkeypatch.setattr(engine.build, "load_library", lambda **_: None)  # as on CUDA
     monkeypatch.setattr(
         engine.build,
         "choose_platform",

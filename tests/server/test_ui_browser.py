@@ -223,6 +223,12 @@ def test_slow_motion_plays_a_step_at_a_time(opened: Site) -> None:
     opened.wait_settled()
 
 
+def test_pages_that_were_left_hold_no_connections(opened: Site) -> None:
+    for _ in range(8):  # a browser opens six to a host
+        opened.browser.open(f"{opened.url}/ui")
+        opened.browser.wait_for("document.querySelector('#status').dataset.state === 'live'", 20)
+
+
 def test_what_people_and_models_write_is_text(opened: Site) -> None:
     attack = "<img src=x onerror=\"document.title='broken'\"><b>bold</b>"
     opened.set_field("max_tokens", "3")

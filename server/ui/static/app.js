@@ -168,8 +168,14 @@ class App {
     document.querySelector(".skip").addEventListener("click", () => choose(byId("tab-chat")));
   }
 
-  /** A page that nobody sees should not keep the engine watched. */
+  /** A page that nobody sees should not keep the engine watched; and one that was left behind in
+   * the browser's history would keep its connections, of which a browser has six. */
   #setUpSleep() {
+    addEventListener("pagehide", () => {
+      this.player.close();
+      this.playground.abort?.abort();
+    });
+    addEventListener("pageshow", (event) => event.persisted && this.player.open());
     let timer = null;
     document.addEventListener("visibilitychange", () => {
       clearTimeout(timer);

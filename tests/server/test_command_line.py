@@ -219,7 +219,10 @@ def test_the_app_with_a_tokenizer_needs_no_torch(model_dir):
         "from server.app import create_app\n"
         "from server.settings import ServerSettings\n"
         f"tokenizer = Tokenizer.load(Path({str(model_dir)!r}))\n"
-        "create_app(None, lambda: tokenizer, ServerSettings())\n"
+        "from engine.client import EngineClient\n"
+        "from engine.config import EngineConfig\n"
+        "engine = EngineClient.from_config(EngineConfig())\n"
+        "create_app(engine, lambda: tokenizer, ServerSettings())\n"
         "import server.http_server"
     )
     assert not modules & {"torch", "transformers", "safetensors"}

@@ -147,6 +147,7 @@ async def test_counters_never_fall_over_restarts(tmp_path: Path) -> None:
                 await until(lambda: supervisor.state.phase == "ready")
         watching.cancel()
         gauges = {"num_running", "num_waiting", "pages_in_use", "pages_cached", "pages_free"}
+        gauges |= {"seats_taken", "waiting_choices", "waiting_tokens", "newest_request"}
         for earlier, later in pairwise(seen):
             for name in later._fields:
                 if name not in gauges:

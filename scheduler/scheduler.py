@@ -214,10 +214,10 @@ class Scheduler:
         One that does not fit is blocked: others may pass it, a bounded number of times.
         """
         seats = self.config.max_num_seqs - self._seats_taken
+        if not len(self._waiting) or not seats or not step.token_budget:
+            return
         leaders = PrefillLeaders(self._running, enabled=self._cache.enable_prefix_caching)
         blocked: list[Sequence] = []
-        if not seats or not step.token_budget:
-            return
         for sequence in self._waiting.in_turn(MAX_LOOKAHEAD):
             if not seats or not step.token_budget or len(blocked) == MAX_BLOCKED:
                 break

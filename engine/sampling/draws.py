@@ -16,9 +16,8 @@ import numpy as np
 
 from engine.sampling.blocks import BLOCK, BlockedLogits, Blocks, Doubles, Floats, Indices
 from engine.sampling.candidates import Draws, choose
-from engine.sampling.halving import cumulated_before, descend, num_halvings
+from engine.sampling.halving import cumulated_before, descend, draw_numbers, num_halvings
 from engine.sampling.rows import SampleRow
-from engine.sampling.uniform import uniforms
 
 # How many of the likeliest tokens a top-p without top-k or min-p looks at before it takes all
 # that could count. Most answers' steps need fewer.
@@ -47,16 +46,6 @@ def _limit(row: SampleRow, vocab: int) -> int:
     return min(row.params.top_k, vocab) if row.params.top_k > 0 else vocab
 
 
-def _numbers(logits: BlockedLogits, rows: Sequence[SampleRow]) -> Doubles:
-    """A number for each halving of the blocks, then of a block. [n, halvings]"""
-    return uniforms(
-        [row.seed for row in rows],
-        [row.choice for row in rows],
-        [row.position for row in rows],
-        num_halvings(logits.num_blocks) + num_halvings(BLOCK),
-    )
-
-
 def _draw_greedy(logits: BlockedLogits, at: Indices, rows: Sequence[SampleRow]) -> Indices:
     return logits.argmax(at)
 
@@ -64,7 +53,9 @@ def _draw_greedy(logits: BlockedLogits, at: Indices, rows: Sequence[SampleRow]) 
 def _draw_whole(logits: BlockedLogits, at: Indices, rows: Sequence[SampleRow]) -> Indices:
     """Draws from the whole vocabulary, without sorting it. [n]"""
     tokens = np.empty(len(at), np.int64)
-    over_blocks, inside = np.split(_numbers(logits, rows), [num_halvings(logits.num_blocks)], 1)
+    over_blocks, inside = np.split(
+        draw_numbers(rows, logits.vocab), [num_halvings(logits.num_blocks)], 1
+    )
     temperatures = np.array([row.params.temperature for row in rows])
     for part, probabilities in logits.softmax(at, temperatures):
         blocks = Blocks(probabilities)
@@ -101,7 +92,7 @@ def _as_draws(logits: BlockedLogits, at: Indices, rows: Sequence[SampleRow]) -> 
         top_p=np.array([row.params.top_p for row in rows]),
         min_p=min_p,
         mass=mass,
-        numbers=_numbers(logits, rows),
+        numbers=draw_numbers(rows, logits.vocab),
     )
 
 

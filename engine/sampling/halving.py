@@ -10,12 +10,14 @@ Halves are halves of the token ids, whatever has been filtered out, so that it d
 tokens nobody keeps. Called by draws.py and candidates.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
 
-from engine.sampling.blocks import Doubles, Floats, Indices
+from engine.sampling.blocks import BLOCK, Doubles, Floats, Indices
+from engine.sampling.rows import SampleRow
+from engine.sampling.uniform import uniforms
 
 # The mass of all places before place[i] in line i; beyond the last place, the line's total. [n]
 MassBelow: TypeAlias = Callable[[Indices], Doubles]
@@ -24,6 +26,16 @@ MassBelow: TypeAlias = Callable[[Indices], Doubles]
 def num_halvings(num_places: int) -> int:
     """How many halvings leave one of so many places."""
     return (num_places - 1).bit_length()
+
+
+def draw_numbers(rows: Sequence[SampleRow], vocab: int) -> Doubles:
+    """A number of each row's draw for each halving of the blocks, then of a block. [n, halvings]"""
+    return uniforms(
+        [row.seed for row in rows],
+        [row.choice for row in rows],
+        [row.position for row in rows],
+        num_halvings(-(-vocab // BLOCK)) + num_halvings(BLOCK),
+    )
 
 
 def descend(mass_below: MassBelow, numbers: Doubles) -> Indices:

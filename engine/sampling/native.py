@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from engine.native.library import BF16, F32, NativeLibrary
-from engine.sampling.blocks import BLOCK, Indices
-from engine.sampling.halving import num_halvings
+from engine.sampling.blocks import Indices
+from engine.sampling.halving import draw_numbers
 from engine.sampling.rows import SampleRow
-from engine.sampling.uniform import uniforms
 
 _DTYPES = {torch.float32: F32, torch.bfloat16: BF16}
 # OctavoDraw of octavo.h
@@ -45,13 +44,7 @@ class NativeDraws:
         vocab = logits.shape[1]
         draws = np.empty(len(rows), _DRAW)
         params = [row.params for row in rows]
-        halvings = num_halvings(-(-vocab // BLOCK)) + num_halvings(BLOCK)
-        numbers = uniforms(
-            [row.seed for row in rows],
-            [row.choice for row in rows],
-            [row.position for row in rows],
-            halvings,
-        )
+        numbers = draw_numbers(rows, vocab)
         draws["row"] = at
         draws["temperature"] = [
             0.0 if row.greedy else p.temperature for row, p in zip(rows, params, strict=True)
@@ -67,7 +60,7 @@ class NativeDraws:
             vocab,
             draws.ctypes.data,
             numbers.ctypes.data,
-            halvings,
+            numbers.shape[1],
             len(rows),
             tokens.ctypes.data,
         )

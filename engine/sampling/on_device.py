@@ -16,10 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.sampling.blocks import BLOCK
-from engine.sampling.halving import num_halvings
+from engine.sampling.halving import draw_numbers
 from engine.sampling.rows import SampleRow
-from engine.sampling.uniform import uniforms
 
 # A top-k up to this is found by selection; a larger one, and top-p alone, sorts the row.
 _MAX_SELECTED = 1024
@@ -109,12 +107,7 @@ def _numbers(rows: Sequence[SampleRow], vocab: int) -> NDArray[np.float64]:
             for row in rows
         ]
     )
-    uniform = uniforms(
-        [row.seed for row in rows],
-        [row.choice for row in rows],
-        [row.position for row in rows],
-        num_halvings(-(-vocab // BLOCK)) + num_halvings(BLOCK),
-    )
+    uniform = draw_numbers(rows, vocab)
     return np.concatenate([parameters, uniform], axis=1)
 
 

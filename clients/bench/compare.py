@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from clients.bench.flags import Parser
+from clients.arguments import ArgumentParser
 from clients.bench.plan import BadInput
 from clients.bench.results import ResultFile, read_results, setting_of
 from clients.bench.statistics import bootstrap_ratio, median, percentile
@@ -81,7 +81,7 @@ def compare_runs(
 
 def main(argv: Sequence[str]) -> int:
     """The command. Raises `BadInput`."""
-    parser = Parser(
+    parser = ArgumentParser(
         prog="octavo bench compare",
         description="Ratios of result files (of octavo bench or vllm bench serve) to the first.",
         epilog="In brackets: a 95% bootstrap interval over the requests of the two runs.",

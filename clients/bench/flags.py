@@ -9,8 +9,9 @@ import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from clients.arguments import ArgumentParser
 from clients.bench.arrivals import Ramp
 from clients.bench.datasets import DATASETS, DatasetOptions
 from clients.bench.lengths import Lengths
@@ -45,15 +46,8 @@ OCTAVO_URL and OCTAVO_API_KEY stand for the flags. Exit codes: 0 done, 1 failed 
 --max-errors, 2 called wrongly, 130 interrupted."""
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the usage is in --help."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
-def build_parser() -> Parser:
-    parser = Parser(
+def build_parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="octavo bench",
         description=DESCRIPTION,
         epilog=EXAMPLES,

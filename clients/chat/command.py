@@ -8,8 +8,9 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import NoReturn, cast
+from typing import cast
 
+from clients.arguments import ArgumentParser
 from clients.chat.commands import LEAVING, CommandError, is_command, run_command
 from clients.chat.conversation import Conversation
 from clients.chat.terminal import InputError, Terminal
@@ -18,13 +19,6 @@ from clients.errors import ApiError, OctavoError
 from clients.options import ChatOptions
 from clients.replies import Usage
 from clients.sync_client import Client
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the usage is in --help."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = ArgumentParser(
         prog="octavo chat",
         description="Talk to a model in the terminal. Through a pipe, every line is a message.",
         epilog="OCTAVO_URL and OCTAVO_API_KEY stand for the flags.",

@@ -9,13 +9,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import NoReturn
 
 import httpx
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from clients.arguments import ArgumentParser
 from clients.connection import DEFAULT_URL
 from clients.top.readings import Figures, Reading, compare, read
 from clients.top.screen import draw, line
@@ -25,13 +25,6 @@ _TIMEOUT_SECONDS = 5.0
 
 class TopError(Exception):
     """The server cannot be read, in words."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the usage is in --help."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(
+    parser = ArgumentParser(
         prog="octavo top",
         description="Show what a server is doing: running, waiting, pages, hit rate, tokens/s.",
         epilog="OCTAVO_URL and OCTAVO_API_KEY stand for the flags.",

@@ -7,8 +7,8 @@ Exit codes are those of `octavo`: 0 done, 1 failed (a plan that finds nothing), 
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from clients.arguments import ArgumentParser
 from clients.bench.plan import BadInput
 from engine.config import EngineError
 from server.simulate.fit import add_fit_flags, run_fit
@@ -31,13 +31,6 @@ examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the usage is in --help."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code; `argv` without the program's name."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -54,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _build_parser() -> _Parser:
-    parser = _Parser(
+def _build_parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="octavo simulate",
         description="Capacity without a device: the real scheduler and cache on a simulated clock.",
         epilog=EXAMPLES,

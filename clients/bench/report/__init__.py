@@ -7,7 +7,7 @@ command `octavo bench report`, for results that were saved earlier.
 from collections.abc import Sequence
 from pathlib import Path
 
-from clients.bench.flags import Parser
+from clients.arguments import ArgumentParser
 from clients.bench.plan import BadInput
 from clients.bench.report.page import page, section
 from clients.bench.report.sections import (
@@ -41,7 +41,7 @@ def render_report(files: Sequence[ResultFile]) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """The command. Raises `BadInput`."""
-    parser = Parser(
+    parser = ArgumentParser(
         prog="octavo bench report",
         description="One HTML page (and PNG plots) from result files, side by side.",
     )

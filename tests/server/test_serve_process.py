@@ -32,12 +32,13 @@ def serve(tiny_model_dir, tmp_path):
 
 
 def test_a_killed_engine_is_told_to_all_and_comes_back_and_a_stop_signal_drains(serve):
-    server = serve("--log-format", "json", "--api-key", KEY, "--log-stats-interval", "0.2")
+    log_flags = ("--log-format", "json", "--log-stats-interval", "0.2")
+    server = serve(*log_flags, "--api-key", KEY, "--max-num-seqs", "16")
     server.wait_ready()
     url, headers = server.url, {"authorization": f"Bearer {KEY}"}
     client = httpx.Client(base_url=url, headers=headers, timeout=60)
     expected = client.post("/v1/completions", json=LONG).json()["choices"][0]["text"]
-    # A prompt whose steps cannot all be over before the engine is killed.
+    # Four of these take turns in 16 seats: not all can be over before the engine is killed.
     endless = {**LONG, "max_tokens": 240, "n": 8, "temperature": 1}
     plain = []
     threads = [
@@ -78,15 +79,15 @@ def test_a_killed_engine_is_told_to_all_and_comes_back_and_a_stop_signal_drains(
 
 def drain(server, headers):
     """A stop signal lets two streams end, refuses what is new, and the exit code is 0."""
-    url, ends = server.url, []
+    url, ends = server.url, ([], [])
 
-    def read():
-        ends.append(list(stream_lines(url, {**LONG, "max_tokens": 240}, headers)))
+    def read(lines):
+        lines.extend(stream_lines(url, {**LONG, "max_tokens": 240, "n": 8}, headers))
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
+    threads = [threading.Thread(target=read, args=(lines,)) for lines in ends]
     for thread in threads:
         thread.start()
-    until(lambda: httpx.get(url + "/health/ready").json()["num_requests_running"] == 2)
+    until(lambda: all(ends))
     server.signal()
     refused = []
     until(lambda: refused.append(try_post(url, headers)) or refused[-1] != 200)
@@ -105,7 +106,7 @@ def check_json_log(server):
     served = [record for record in records if record["message"] == "request"]
     # Those of one token slipped in before the stop signal was heard; the endless ones were killed.
     good = [r for r in served if r.get("finish") == "length" and r["completion_tokens"] > 1]
-    assert [r["completion_tokens"] for r in good] == [200, 200, 240, 240]
+    assert [r["completion_tokens"] for r in good] == [200, 200, 8 * 240, 8 * 240]
     assert all(r["decode_ms"] > 0 for r in good)
     assert len([r for r in served if r.get("error") == "engine_dead"]) == 4
     status = [record for record in records if record["message"] == "status"]

@@ -17,9 +17,10 @@ from engine.build import build_engine, load_engine
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.protocols import StepRunner
 from engine.text import Tokenizer
 from kv_cache import CacheManager
-from scheduler import Scheduler, SchedulerConfig
+from scheduler import Scheduler, SchedulerConfig, StepPlan, StepResult
 
 pytestmark = pytest.mark.skipif(
     find_chromium() is None, reason="needs Chromium (on Debian: apt-get install chromium)"
@@ -39,6 +40,18 @@ FOLLOW = """
       })();
     })()
 """
+
+
+@dataclass
+class AtPace:
+    """A runner that takes as long as a larger model would: there is something to be seen."""
+
+    runner: StepRunner
+    step_seconds: float = 0.02
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        time.sleep(self.step_seconds)
+        return self.runner.execute(plan)
 
 
 @dataclass
@@ -104,7 +117,8 @@ def site(
     def build(report: Any) -> Engine:
         loaded = load_engine(config, report)
         caches.append(CacheManager(NUM_PAGES, 4))
-        return Engine(Scheduler(SchedulerConfig(), caches[0]), loaded.runner, loaded.info)
+        scheduler = Scheduler(SchedulerConfig(), caches[0])
+        return Engine(scheduler, AtPace(loaded.runner), loaded.info)
 
     client = EngineClient(build, in_thread=True)
     server = live_server_factory(

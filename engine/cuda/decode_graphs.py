@@ -22,13 +22,16 @@ from kv_cache.storage import PageStorage
 
 Forward = Callable[[StepInputs], torch.Tensor]
 
+# What a replayed step may differ by, in parts of the largest logit. The kernels are the same.
+_TOLERANCE = 1e-2
+
 
 class Recorder(Protocol):
     """Records the work that a call gives to the device."""
 
     def record(self, call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Run `call` until it is warm, record it, and return what replays it. The tensor that comes
-        back holds until the next replay."""
+        """Run `call` until it is warm, record it, and return what replays it into the same tensor.
+        Raises RuntimeError where it does things that cannot be recorded."""
         ...
 
 
@@ -47,8 +50,16 @@ class CudaRecorder:
                 call()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            output = call()
+        home = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool):
+                output = call()
+        except RuntimeError as error:
+            # What ends the recording then raises in its turn, and leaves its stream in place.
+            torch.cuda.set_stream(home)
+            if isinstance(error.__context__, torch.OutOfMemoryError):
+                raise error.__context__ from None
+            raise
 
         def replay(inputs: object = call) -> torch.Tensor:
             # `call` holds what was made while it warmed up, and the graph reads it.
@@ -80,16 +91,29 @@ class DecodeGraphs:
         self._padding_page = padding_page
         self.sizes = tuple(sorted(sizes))
         self._replays: dict[int, Callable[[], torch.Tensor]] = {}
+        self._logits: torch.Tensor | None = None
+        self._given_up = False
 
     def covers(self, step: PackedStep) -> bool:
-        return step.decodes_only and step.num_sequences <= self.sizes[-1]
+        return step.decodes_only and step.num_sequences <= self.sizes[-1] and not self._given_up
+
+    def give_up(self) -> None:
+        """Cover no step any more, and free what was recorded."""
+        self._given_up = True
+        self._replays.clear()
+        self._logits = None
 
     @torch.inference_mode()
     def record_all(self, report: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Record every size, the largest first: its memory serves the smaller ones too."""
+        """Record every size, the largest first: its memory serves the smaller ones too.
+
+        Raises RuntimeError where a step cannot be recorded, or does not replay what it computes.
+        Pages lose their content: not for a cache that is in use.
+        """
         for done, size in enumerate(reversed(self.sizes), 1):
             report(done, len(self.sizes))
             self._replay_of(size)
+            self._check(size)
 
     @torch.inference_mode()
     def run(self, step: PackedStep) -> torch.Tensor:
@@ -99,11 +123,42 @@ class DecodeGraphs:
         self._staging.inputs(self._pad(step, size), self._storage, self._page_size)
         return replay()[: step.num_sequences]
 
+    def _check(self, size: int) -> None:
+        """A step that differs in everything from the recorded one: replayed, and computed anew."""
+        count = min(size, self._padding_page // 2)
+        if count == 0:
+            return
+        numbers = np.arange(count)
+        pages = np.stack([numbers + count, numbers], axis=1)
+        step = PackedStep(
+            token_ids=numbers % 50,
+            positions=np.full(count, self._page_size),
+            slots=pages[:, 1] * self._page_size,
+            logit_rows=numbers,
+            pages=pages,
+            query_lens=(1,) * count,
+            context_lens=(self._page_size + 1,) * count,
+        )
+        self._storage.data[:, :, : 2 * count].zero_()
+        replayed = self.run(step).float().clone()
+        inputs = self._staging.inputs(self._pad(step, size), self._storage, self._page_size)
+        computed = self._forward(inputs)[:count].float()
+        difference = (replayed - computed).abs().max().item()
+        if not difference <= _TOLERANCE * computed.abs().max().item():
+            raise RuntimeError(f"a recorded step of {size} sequences differs by {difference}")
+
     def _replay_of(self, size: int) -> Callable[[], torch.Tensor]:
         if size not in self._replays:
             inputs = self._staging.inputs(self._pad(None, size), self._storage, self._page_size)
-            self._replays[size] = self._recorder.record(lambda: self._forward(inputs))
+            self._replays[size] = self._recorder.record(lambda: self._compute(inputs))
         return self._replays[size]
+
+    def _compute(self, inputs: StepInputs) -> torch.Tensor:
+        """Logits, at the one place for those of every size: each recording would keep its own."""
+        logits = self._forward(inputs)
+        if self._logits is None:  # the first call of all, which is not recorded yet
+            self._logits = logits.new_empty((self.sizes[-1], logits.shape[1]))
+        return self._logits[: len(logits)].copy_(logits)
 
     def _pad(self, step: PackedStep | None, size: int) -> PackedStep:
         """The step with padding rows behind its own, or nothing but padding."""

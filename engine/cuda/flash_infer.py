@@ -21,7 +21,8 @@ class FlashInferAttention:
 
     def __init__(self, device: torch.device) -> None:
         self._workspace = torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._wrappers: dict[int | None, Any] = {}
+        # By window; the event tells when the device has the plan, which lies in pinned memory.
+        self._wrappers: dict[int | None, tuple[Any, torch.cuda.Event]] = {}
 
     def __call__(
         self,
@@ -51,10 +52,13 @@ class FlashInferAttention:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
         if sliding_window not in self._wrappers:
-            self._wrappers[sliding_window] = BatchPrefillWithPagedKVCacheWrapper(
-                self._workspace, "NHD"
+            self._wrappers[sliding_window] = (
+                BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD"),
+                torch.cuda.Event(),  # type: ignore[no-untyped-call]
             )
-        wrapper = self._wrappers[sliding_window]
+        wrapper, copied = self._wrappers[sliding_window]
+        # A step that draws nothing is not waited for: the last plan may still be on its way.
+        copied.synchronize()
         _, page_size, num_kv_heads, head_dim = k_pages.shape
         contexts = np.array(batch.context_lens, np.int32)
         num_pages = -(-contexts // page_size)
@@ -77,4 +81,5 @@ class FlashInferAttention:
             q_data_type=query.dtype,
             kv_data_type=k_pages.dtype,
         )
+        copied.record()
         return wrapper

@@ -61,13 +61,14 @@ class Tiles:
 def decode_tiles(group: int, head_dim: int, itemsize: int) -> Tiles:
     """Few rows: a program streams keys and values, 16 KiB of each at a time."""
     rows = max(16, _power_of_two(group))
-    block = min(64, max(16, 16384 // (_power_of_two(head_dim) * itemsize)))
+    block = min(64, max(16, 16384 // (_padded(head_dim) * itemsize)))
     return Tiles(rows, block, num_warps=4, num_stages=5)
 
 
 def prefill_tiles(group: int, head_dim: int, itemsize: int) -> Tiles:
     """Many rows, so that keys and values are read seldom; what fits in registers decides."""
-    large = _power_of_two(head_dim) * itemsize > 256
+    # float32 is multiplied without tensor cores, which takes more registers.
+    large = _padded(head_dim) > (128 if itemsize < 4 else 32)
     rows = max(32 if large else 64, _power_of_two(group))
     block = 32 if large else 64
     return Tiles(rows, block, num_warps=4, num_stages=5)
@@ -101,7 +102,7 @@ def decode_launches(
     num_heads = query.shape[1]
     tiles = decode_tiles(num_heads // num_kv_heads, head_dim, k_pages.element_size())
     partials, partial_lse = _partials(batch, query, num_splits)
-    shape = {"HEAD_DIM": head_dim, "PADDED_DIM": _power_of_two(head_dim), "NUM_SPLITS": num_splits}
+    shape = {"HEAD_DIM": head_dim, "PADDED_DIM": _padded(head_dim), "NUM_SPLITS": num_splits}
     split = Launch(
         decode_split,
         (batch.num_sequences, num_kv_heads, num_splits),
@@ -191,7 +192,7 @@ def prefill_launch(
             "ROWS": tiles.rows,
             "TILE": queries_per_tile,
             "HEAD_DIM": head_dim,
-            "PADDED_DIM": _power_of_two(head_dim),
+            "PADDED_DIM": _padded(head_dim),
             "PAGE_SIZE": page_size,
             "BLOCK": tiles.block,
             "WINDOWED": window is not None,
@@ -251,8 +252,8 @@ def copy_launch(data: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor
 
 
 def descend_launch(tokens: torch.Tensor, cumulated: torch.Tensor, numbers: torch.Tensor) -> Launch:
-    """Draw `tokens` [n] int64 by halving. `cumulated` [n, places] and `numbers` [n, halvings] are
-    float64 and contiguous."""
+    """Draw `tokens` [n] int64 by halving. `cumulated` [n, places] int64 and `numbers` [n, halvings]
+    float64 are contiguous."""
     return Launch(
         descend_rows,
         (tokens.shape[0],),
@@ -281,6 +282,11 @@ def _partials(
             query.new_empty(size, dtype=torch.float32),
         )
     return batch.scratch[key]  # type: ignore[return-value]
+
+
+def _padded(head_dim: int) -> int:
+    """The width of a tile: a power of two, and no less than a GPU's `tl.dot` takes."""
+    return max(16, _power_of_two(head_dim))
 
 
 def _power_of_two(number: int) -> int:

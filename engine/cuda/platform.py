@@ -98,6 +98,10 @@ class CudaPlatform:
                 f"({self._config.gpu_memory_utilization}) or --max-num-seqs "
                 f"({self._config.max_num_seqs}), or use --enforce-eager"
             ) from error
+        except RuntimeError as error:  # a model that waits for the device, for one
+            logger.warning("decode steps are not recorded: %s", error)
+            self._graphs.give_up()
+            return ("decode steps are started kernel by kernel: recording them failed",)
         return (f"decode steps are recorded for {len(self._graphs.sizes)} batch sizes",)
 
     def _recordable(self, attention: Attention, kv_dtype: torch.dtype) -> Attention | None:

@@ -50,7 +50,8 @@ def cuda_runner(
         max_tokens=limits.max_tokens,
         max_logit_rows=limits.max_logit_rows,
         max_sequences=limits.max_sequences,
-        max_pages=limits.max_pages,
+        # Recorded steps are checked with tables of two.
+        max_pages=max(2, limits.max_pages),
     )
     staging = Staging(num_bytes, storage.device)
     graphs = None
@@ -62,7 +63,8 @@ def cuda_runner(
             recording.recorder,
             page_size=page_size,
             padding_page=recording.padding_page,
-            sizes=graph_sizes(limits.max_sequences),
+            # A sequence that decodes takes a token of the step.
+            sizes=graph_sizes(min(limits.max_sequences, limits.max_tokens)),
         )
     runner = ModelRunner(
         layers.forward(storage, attention),

@@ -72,7 +72,8 @@ class Blocks:
 
     def sums(self) -> Floats:
         """Each block's sum. [rows, blocks]"""
-        return _to_host(self._cut.sum(-1))
+        on_cpu = self._cut.device.type == "cpu"
+        return _to_host(self._cut.sum(-1) if on_cpu else sum_by_halves(self._cut))
 
     def gather(self, rows: Indices, blocks: Indices) -> Floats:
         """The blocks named by the pairs (rows[i], blocks[i]). [n, 64]"""
@@ -157,6 +158,15 @@ class BlockedLogits:
             total = np.cumsum(Blocks(probabilities).sums(), axis=1, dtype=np.float64)[:, -1]
             masses[part] = total / _to_host(probabilities.amax(-1))
         return masses
+
+
+def sum_by_halves(values: torch.Tensor) -> torch.Tensor:
+    """The sums over the last dimension, whose length is a power of two. On a GPU torch's own add in
+    an order that goes by the number of rows."""
+    while values.shape[-1] > 1:
+        left, right = values.chunk(2, dim=-1)
+        values = left + right
+    return values.squeeze(-1)
 
 
 def _groups(widths: Indices) -> Iterator[Indices]:

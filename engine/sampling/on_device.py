@@ -4,7 +4,8 @@ Called by the sampler for logits that lie on a GPU and draws without masks, bias
 log-probabilities; all others take the way over blocks, which moves what it looks at to the host.
 Both ways mean the same: likeliest tokens come first and among equals the smaller id, and among the
 kept tokens the vocabulary is halved as in halving.py, by the same numbers. Nothing here waits for
-the device before the end, and every row is computed within itself.
+the device before the end. Weights are added as integers: how a GPU's cumulative sum cuts a row
+depends on how many there are, and for a single one even on time, so floats would not do.
 """
 
 import importlib.util
@@ -23,6 +24,8 @@ from engine.sampling.rows import SampleRow
 _MAX_SELECTED = 1024
 # Logits that are handled at a time: what is computed from them takes some thirty bytes each.
 _MAX_ELEMENTS = 2**24
+# What a weight of 1, the largest, is as an integer: a vocabulary of a million of them adds up.
+_UNIT = 2.0**43
 NOT_FINITE = -1
 
 
@@ -130,7 +133,7 @@ def _draw(
         if kind != _WHOLE:
             width = max(row.params.top_k for row in rows) if kind == _SELECTED else values.shape[1]
             weights = _keep(values, weights, numbers, width)
-        tokens = _descend(weights.double().cumsum(-1), numbers.uniform)
+        tokens = _descend(_units(weights).cumsum(-1), numbers.uniform)
     return torch.where(torch.isfinite(peaks[:, 0]), tokens, NOT_FINITE)
 
 
@@ -147,10 +150,11 @@ def _keep(
     rank = torch.arange(width, device=values.device)
     kept = (rank < numbers.top_k[:, None]) & (likeliest >= numbers.min_p.float()[:, None])
     likeliest = torch.where(kept, likeliest, 0.0)
-    cumulated = likeliest.double().cumsum(-1)
+    units = _units(likeliest)
+    cumulated = units.cumsum(-1)
     # Top-p takes its share of what the others leave; the token that crosses it is the last.
     share = numbers.top_p[:, None] * cumulated[:, -1:]
-    kept &= (cumulated - likeliest < share) | (numbers.top_p[:, None] >= 1.0)
+    kept &= (cumulated - units < share) | (numbers.top_p[:, None] >= 1.0)
     return torch.zeros_like(weights).scatter(-1, ids, torch.where(kept, likeliest, 0.0))
 
 
@@ -168,6 +172,11 @@ def _select(values: torch.Tensor, width: int) -> torch.Tensor:
     return ids.gather(-1, order)
 
 
+def _units(weights: torch.Tensor) -> torch.Tensor:
+    """Weights (float32, 0 to 1) as int64, in units of 1 / `_UNIT`: their sums are exact."""
+    return (weights * _UNIT).long()
+
+
 def _descend(cumulated: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """`engine.sampling.halving.descend`, of `cumulated` [n, vocab] masses up to each token. [n]"""
     numbers = numbers.contiguous()
@@ -183,10 +192,10 @@ def _descend(cumulated: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def descend_by_torch(cumulated: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """What the Triton kernel does in one launch, in many."""
+    """What the Triton kernel does in one launch, in many. cumulated: int64"""
     (count, places), halvings = cumulated.shape, numbers.shape[1]
     low = torch.zeros((count, 1), dtype=torch.int64, device=cumulated.device)
-    below_low = torch.zeros((count, 1), dtype=torch.float64, device=cumulated.device)
+    below_low = torch.zeros((count, 1), dtype=torch.int64, device=cumulated.device)
     below_high = cumulated[:, -1:]
     for level in range(halvings):
         middle = low + (1 << (halvings - 1 - level))

@@ -24,36 +24,35 @@ def check_engine(family: str) -> None:
     recorder = StandInRecorder()
     attention = Attention(TritonAttention(num_sms=1), write_pages)
     engine, _ = on_cuda_path(loaded, recorder, attention)
-    harness = Harness(engine, budget=16)
-    prompts = [random_prompt(length) for length in (5, 18)]
+    harness = Harness(engine, budget=12)
+    prompts = [random_prompt(length) for length in (5, 14)]
     for i, prompt in enumerate(prompts):
-        harness.add(str(i), prompt, 4, SamplingParams(temperature=0.0, n=1 + i))
+        harness.add(str(i), prompt, 3, SamplingParams(temperature=0.0, n=1 + i))
     harness.drain()
     for i, prompt in enumerate(prompts):
         for choice in range(1 + i):
-            assert harness.tokens(str(i), choice) == cold(loaded, prompt, 4), (i, choice)
+            assert harness.tokens(str(i), choice) == cold(loaded, prompt, 3), (i, choice)
     assert recorder.replays
 
 
 def check_deterministic_engine() -> None:
-    """Log-probabilities to the last bit: alone, in a batch, and with the prompt in pieces."""
+    """Log-probabilities to the last bit: alone, and in a batch with the prompt in pieces."""
     loaded = _load("llama")
     make_batch_invariant("CPU")
     attention = Attention(TritonAttention(num_sms=1, deterministic=True), write_pages)
     params = SamplingParams(temperature=0.9, seed=3, logprobs=2)
-    prompt = random_prompt(14)
+    prompt = random_prompt(11)
 
     def run(budget: int, neighbours: int) -> list[object]:
         engine, _ = on_cuda_path(loaded, StandInRecorder(), attention)
         harness = Harness(engine, budget=budget)
         for i in range(neighbours):
-            harness.add(f"neighbour {i}", random_prompt(3 + 4 * i), 2)
+            harness.add(f"neighbour {i}", random_prompt(2 + 3 * i), 2)
         harness.run("a", prompt, 2, params)
         return [(event.token_id, event.logprob) for event in harness.events["a", 0]]
 
     alone = run(64, 0)
-    assert run(64, 2) == alone, "in a batch"
-    assert run(9, 0) == alone, "in chunks"
+    assert run(8, 2) == alone
 
 
 def _load(family: str) -> LoadedEngine:

@@ -48,10 +48,10 @@ def check_means(device: torch.device) -> None:
 def check_draws(device: torch.device) -> None:
     """The halvings in one launch draw what they draw step by step, never a place without mass."""
     generator = torch.Generator().manual_seed(2)
-    masses = torch.rand((40, 97), generator=generator, dtype=torch.float64).to(device)
+    masses = torch.randint(2**43, (40, 97), generator=generator).to(device)
     masses[:, ::3] = 0
     masses[5:] *= (torch.rand((35, 97), generator=generator) < 0.2).to(device)
-    masses[:, 50] += 0.01
+    masses[:, 50] += 2**36
     numbers = torch.rand((40, 7), generator=generator, dtype=torch.float64).to(device)
     numbers[3], numbers[4] = 0.0, 1 - 2**-53
     tokens = torch.empty(40, dtype=torch.int64, device=device)

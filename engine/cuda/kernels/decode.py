@@ -42,7 +42,7 @@ def decode_split(
     split = tl.program_id(2)
     num_kv_heads = tl.num_programs(1)
     num_heads = num_kv_heads * GROUP
-    packed = tl.load(query_starts + sequence)
+    packed = tl.load(query_starts + sequence).to(tl.int64)
     if tl.load(query_starts + sequence + 1) - packed != 1:
         return
     context = tl.load(context_lens + sequence)
@@ -117,7 +117,7 @@ def combine_splits(
     sequence = tl.program_id(0)
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)
-    packed = tl.load(query_starts + sequence)
+    packed = tl.load(query_starts + sequence).to(tl.int64)
     if tl.load(query_starts + sequence + 1) - packed != 1:
         return
     found = (sequence * num_heads + head) * NUM_SPLITS + tl.arange(0, NUM_SPLITS)

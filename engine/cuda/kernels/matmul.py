@@ -31,7 +31,7 @@ def matmul_tile(
     column = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)).to(tl.int64)
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
     for start in range(0, INNER, DEPTH):
-        inner = start + tl.arange(0, DEPTH)
+        inner = (start + tl.arange(0, DEPTH)).to(tl.int64)
         a = tl.load(
             left + row[:, None] * left_row_stride + inner[None, :] * left_column_stride,
             mask=(row < num_rows)[:, None] & (inner < INNER)[None, :],

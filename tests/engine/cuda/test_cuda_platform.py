@@ -111,6 +111,36 @@ def test_no_memory_left_to_record_says_what_to_lower(
         load(tiny_model_dir("llama"))
 
 
+def refuse(call: object) -> None:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def replay_stale_logits(call: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    stale = call().clone()
+    return lambda: stale
+
+
+@pytest.mark.parametrize("record", [refuse, replay_stale_logits])
+def test_steps_that_cannot_be_recorded_rightly_are_computed_all_the_same(
+    tiny_model_dir: TinyModelDir,
+    recorder: StandInRecorder,
+    monkeypatch: pytest.MonkeyPatch,
+    record: object,
+) -> None:
+    monkeypatch.setattr(recorder, "record", record)
+    loaded = load(tiny_model_dir("llama"))
+    assert any("recording them failed" in note for note in loaded.info.notes)
+    prompt = random_prompt(7)
+    assert Harness(loaded).run("a", prompt, 9) == cold(loaded, prompt, 9)
+
+
+def test_more_seats_than_tokens_of_a_step_record_no_step_that_cannot_be(
+    tiny_model_dir: TinyModelDir, recorder: StandInRecorder
+) -> None:
+    load(tiny_model_dir("llama"), max_num_batched_tokens=4)
+    assert recorder.recordings == 3  # of 1, 2 and 4 sequences
+
+
 def test_deterministic_serving_needs_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.cuda import candidates
 

@@ -26,7 +26,7 @@ pytestmark = [
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed"
 )
-KERNEL_GROUPS = ("ragged", "windows", "shapes", "types", "invariance", "pages")
+KERNEL_GROUPS = ("ragged", "windows", "shapes", "invariance", "pages")
 DTYPES = ["float32", "bfloat16", "float16"]
 
 

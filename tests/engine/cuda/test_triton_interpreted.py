@@ -14,7 +14,6 @@ GROUPS = (
     "ragged",
     "windows",
     "shapes",
-    "types",
     "invariance",
     "pages",
     "products",

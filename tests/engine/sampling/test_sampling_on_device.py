@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling import on_device, sample
+from engine.sampling.blocks import sum_by_halves
 from engine.sampling.on_device import NOT_FINITE, draw_on_device
 
 VOCAB = 300
@@ -63,3 +64,10 @@ def test_many_rows_are_drawn_in_slices(make_row, monkeypatch):
 )
 def test_draws_that_need_the_host_are_left_to_it(make_row, fields):
     assert not on_device.fits([make_row(row=0), make_row(row=1, **fields)])
+
+
+def test_a_blocks_sum_is_the_same_bits_whatever_blocks_stand_beside_it():
+    blocks = torch.rand((5, 7, 64), generator=torch.Generator().manual_seed(8))
+    together = sum_by_halves(blocks)
+    torch.testing.assert_close(together, blocks.sum(-1))
+    assert torch.equal(sum_by_halves(blocks[2:3, 4:5]), together[2:3, 4:5])

@@ -20,7 +20,7 @@ WORKDIR /src
 COPY pyproject.toml ./
 RUN python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
     e = p["optional-dependencies"]; \
-    print(*p["dependencies"], *e["server"], *e.get("bench", ()), sep="\n")' > /tmp/requirements.txt
+    print(*p["dependencies"], *e["server"], *e["bench"], *e["otel"], sep="\n")' > /tmp/requirements.txt
 RUN grep '^torch' /tmp/requirements.txt > /tmp/torch.txt \
  && pip install ${TORCH_INDEX:+--extra-index-url $TORCH_INDEX} --requirement /tmp/torch.txt
 RUN pip install --requirement /tmp/requirements.txt

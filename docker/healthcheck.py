@@ -7,15 +7,18 @@ import sys
 import urllib.error
 import urllib.request
 
-port = os.environ.get("OCTAVO_PORT", "8000")
-secure = "OCTAVO_SSL_CERTFILE" in os.environ
+# A variable that is empty counts as not set, as it does for the server.
+port = os.environ.get("OCTAVO_PORT") or "8000"
+secure = bool(os.environ.get("OCTAVO_SSL_CERTFILE"))
 scheme = "https" if secure else "http"
 # The certificate is issued for the name that clients use, not for this address.
 context = ssl._create_unverified_context() if secure else None
+# Whatever proxy the container is to use, it is not for this.
+opener = urllib.request.build_opener(
+    urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+)
 try:
-    with urllib.request.urlopen(
-        f"{scheme}://127.0.0.1:{port}/health/ready", timeout=2, context=context
-    ) as reply:
+    with opener.open(f"{scheme}://127.0.0.1:{port}/health/ready", timeout=2) as reply:
         print(reply.read().decode())
 except urllib.error.HTTPError as error:  # 503 says why in its body, which `docker inspect` shows
     print(error.read().decode())

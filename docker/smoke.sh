@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the image and puts a whole deployment through its life, as a user would meet it: first start
-# with an empty volume, a client of OpenAI's, the load test, a drain, a start from the volume without
-# a network, and one from a read-only folder. Ends with one line and exit code 0, or at the first
-# thing that is wrong.
+# with an empty volume, a client of OpenAI's, the page map, the load test, a drain, a start from the
+# volume within limits of processor and memory, and one from a read-only folder without a network.
+# Ends with one line and exit code 0, or at the first thing that is wrong.
 #
 #   docker/smoke.sh                     Needs an engine, compose (v2 or 1.29), and python3 with venv.
 #   BASE=... TORCH_INDEX=... docker/smoke.sh   As the Dockerfile's arguments.
@@ -34,19 +34,33 @@ wait_healthy() {
   local begun=$SECONDS state
   while [ $((SECONDS - begun)) -lt 600 ]; do
     state=$(docker inspect -f '{{.State.Health.Status}}' "$(container)")
-    [ "$state" = healthy ] && { echo "healthy after $((SECONDS - begun)) s"; return; }
+    if [ "$state" = healthy ]; then # asked every 5 s; the server's own words are more exact
+      echo "healthy after $((SECONDS - begun)) s; it says: $("${compose[@]}" logs --no-color octavo \
+        2>&1 | grep -o 'ready after [0-9.]* s' | tail -1)"
+      return
+    fi
     [ "$(docker inspect -f '{{.State.Running}}' "$(container)")" = true ] || fail "it has ended"
     sleep 1
   done
   fail "not healthy after ten minutes"
 }
 expect() { [ "$2" = "$3" ] || fail "$1 is $2, expected $3"; }
+of_server() { # PATH, and then a field of the JSON object that the server answers
+  docker exec "$(container)" python -c 'import json, os, sys, urllib.request as web
+request = web.Request("http://127.0.0.1:8000" + sys.argv[1])
+request.add_header("Authorization", "Bearer " + os.environ["OCTAVO_API_KEY"])
+print(json.load(web.urlopen(request))[sys.argv[2]])' "$@"
+}
 
 say "build"
 docker build --network="$network" --build-arg "BASE=${BASE:-python:3.11-slim}" \
   ${TORCH_INDEX+--build-arg "TORCH_INDEX=$TORCH_INDEX"} --tag "$OCTAVO_IMAGE" .. >"$work/build.log" 2>&1 \
   || { tail -40 "$work/build.log" >&2; fail "the build"; }
-docker image inspect -f '{{.Size}}' "$OCTAVO_IMAGE" | awk '{printf "image of %.2f GB\n", $1 / 1e9}'
+size() { docker image inspect -f '{{.Size}}' "$1"; }
+echo "$(size "$OCTAVO_IMAGE") $(size "${BASE:-python:3.11-slim}")" |
+  awk '{printf "image of %.2f GB, of which the base is %.2f GB\n", $1 / 1e9, $2 / 1e9}'
+docker run --rm --entrypoint sh "$OCTAVO_IMAGE" -c \
+  'ls /opt/octavo/lib/python3*/site-packages/engine/native/*.so' || fail "no kernels were compiled"
 
 say "first start, with an empty volume"
 clean_volume=${COMPOSE_PROJECT_NAME}_cache
@@ -55,6 +69,7 @@ docker run --rm --network="$network" --volume "$clean_volume:/cache" "$OCTAVO_IM
 "${compose[@]}" up --detach --no-build octavo 2>/dev/null
 wait_healthy
 expect "the user's id" "$(docker exec "$(container)" id -u)" 10001
+expect "who computes the layers" "$(of_server /server_info layers)" "${EXPECT_LAYERS:-native}"
 
 say "a client of OpenAI's"
 python3 -m venv "$work/venv"
@@ -77,9 +92,19 @@ else:
     raise SystemExit("a wrong key was let in")
 PYTHON
 
+say "the page map"
+for file in "" /app.js /map.css; do
+  curl --fail --silent --show-error --output /dev/null "$url/ui$file" || fail "/ui$file"
+done
+
 say "the load test"
 BENCH_ARGS="--num-prompts 16 --max-concurrency 8 --input-len 32 --output-len 16" \
   "${compose[@]}" --profile load run --rm bench || fail "the load test"
+reports=$(docker run --rm --volume "${COMPOSE_PROJECT_NAME}_reports:/reports" --entrypoint ls \
+  "$OCTAVO_IMAGE" /reports | xargs)
+expect "what is in the volume of reports" "$reports" "bench.csv bench.html bench.json"
+
+echo "the server's memory: $(docker stats --no-stream --format '{{.MemUsage}}' "$(container)")"
 
 say "a drain: the stop signal comes while an answer is streaming"
 curl --silent --no-buffer --max-time 60 "$url/v1/completions" -H "Authorization: Bearer $OCTAVO_API_KEY" \
@@ -96,16 +121,23 @@ wait $streaming || fail "the stream was cut"
 expect "the stream's last line" "$(grep '^data:' "$work/stream" | tail -1)" "data: [DONE]"
 expect "the exit code" "$(docker inspect -f '{{.State.ExitCode}}' "$id")" 0
 
-say "a start from the volume, never touching the network"
-OCTAVO_OFFLINE=true "${compose[@]}" up --detach --no-build octavo 2>/dev/null
+say "a start from the volume, within one processor and 3 GB"
+OCTAVO_OFFLINE=true OCTAVO_CPUS=1 OCTAVO_MEMORY=3g "${compose[@]}" up --detach --no-build octavo \
+  2>/dev/null
 wait_healthy
+expect "the number of threads" "$(of_server /server_info threads)" 1
+cache_bytes=$(of_server /server_info kv_cache_bytes)
+[ "$cache_bytes" -lt $((3 * 2 ** 30 / 2)) ] || fail "a cache of $cache_bytes bytes in 3 GB"
 
-say "a start from a folder mounted read-only, with a fresh cache"
+say "a start from a folder mounted read-only, with a fresh cache and no network at all"
 docker cp "$(container):/cache/models" "$work/models"
 "${compose[@]}" down --volumes --timeout 45 >/dev/null 2>&1
 folder=$(basename "$work"/models/*)
 OCTAVO_OFFLINE=true OCTAVO_MODELS=$work/models OCTAVO_MODEL=/models/$folder \
-  "${compose[@]}" up --detach --no-build octavo 2>/dev/null
+  "${compose[@]}" up --no-start --no-build octavo 2>/dev/null
+id=$("${compose[@]}" ps --all --quiet octavo 2>/dev/null || "${compose[@]}" ps --quiet octavo)
+docker network disconnect "${COMPOSE_PROJECT_NAME}_default" "$id"
+docker start "$id" >/dev/null
 wait_healthy
 
 echo

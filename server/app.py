@@ -5,6 +5,7 @@ from functools import partial
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 
 from engine.protocols import AsyncEngine, EngineDeadError
@@ -34,11 +35,16 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 def create_app(
-    engine: AsyncEngine, tokenizer_provider: TokenizerProvider, settings: ServerSettings
+    engine: AsyncEngine,
+    tokenizer_provider: TokenizerProvider,
+    settings: ServerSettings,
+    *,
+    tracing: Middleware | None = None,
 ) -> FastAPI:
     """An app that serves `engine`, ready or not: until it is, requests get a 503 with the reason.
 
-    `tokenizer_provider` gives the tokenizer once it is loaded, None before.
+    `tokenizer_provider` gives the tokenizer once it is loaded, None before. `tracing` is a layer
+    that sees every request and its record; see `server.tracing`.
     """
     app = FastAPI(title="Octavo", version=version(), redirect_slashes=False)
     context = app.state.context = AppContext(engine, tokenizer_provider, settings)
@@ -66,6 +72,8 @@ def create_app(
             allow_headers=("*",),
             expose_headers=("X-Request-Id", "Retry-After"),
         )
+    if tracing is not None:
+        app.add_middleware(tracing.cls, *tracing.args, **tracing.kwargs)
     app.add_middleware(RequestIdMiddleware, on_end=context.metrics.count_request)
     for kind in (ApiError, ParameterError, TemplateError, TokenizerError, EngineDeadError):
         app.add_exception_handler(kind, _tell)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 _SIZE_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 Number = TypeVar("Number", int, float)
@@ -67,6 +68,13 @@ def one_of(*choices: str) -> Callable[[str], str]:
 def non_empty(text: str) -> str:
     if not text:
         raise ValueError("must not be empty")
+    return text
+
+
+def http_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"must be a URL that begins with http:// or https://, got {text!r}")
     return text
 
 

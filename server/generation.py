@@ -141,6 +141,11 @@ class Generation:
         self._shows_end_token = requests[0].params.include_stop_str_in_output
 
     @property
+    def requests(self) -> list[Request]:
+        """As the engine got them, one for each prompt."""
+        return [source.request for source in self._sources]
+
+    @property
     def usage(self) -> Usage:
         choices = [choice for source in self._sources for choice in source.choices]
         return Usage(

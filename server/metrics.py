@@ -108,19 +108,20 @@ class ServerMetrics:
             elif event.timings is not None:
                 self._observe_start(event, request, name)
             if event.finish_reason is not None:
-                self._observe_end(request, event.choice, event.finish_reason, now, name)
+                self._observe_end(request, event.choice, event.finish_reason, name)
 
     def on_abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None:
         request = self._open.get(request_id)
         if request is None:
             return
-        now, name = time.monotonic(), self._model_name()
         for ended in tuple(request.last_token) if choice is None else (choice,):
             if ended in request.last_token:
-                self._observe_end(request, ended, reason, now, name)
+                self._observe_end(request, ended, reason, self._model_name())
 
     def on_death(self) -> None:
-        self._open.clear()
+        for request in tuple(self._open.values()):
+            for choice in tuple(request.last_token):
+                self._observe_end(request, choice, FinishReason.ERROR, self._model_name())
 
     def _observe_start(self, event: TokenEvent, request: "_OpenRequest", name: str) -> None:
         assert event.timings is not None
@@ -132,7 +133,7 @@ class ServerMetrics:
             self._prefill.labels(name).observe(prefill)
 
     def _observe_end(
-        self, request: "_OpenRequest", choice: int, reason: FinishReason, now: float, name: str
+        self, request: "_OpenRequest", choice: int, reason: FinishReason, name: str
     ) -> None:
         """Of what was cut off, only the tokens count: its times say nothing of the server."""
         self._generation.labels(name).observe(request.num_tokens[choice])
@@ -197,6 +198,8 @@ class _Totals(Collector):
         usage = stats.pages_in_use / num_pages if num_pages else 0.0
         yield self._gauge("num_requests_running", "Sequences that run.", stats.num_running)
         yield self._gauge("num_requests_waiting", "Sequences that wait.", stats.num_waiting)
+        ready = self._engine.state.phase == "ready"
+        yield self._gauge("engine_ready", "1 while the engine takes requests.", ready)
         yield self._gauge("kv_cache_usage_perc", "Pages in use; 1 is all of them.", usage)
         pages = {"in_use": stats.pages_in_use, "cached": stats.pages_cached}
         pages["free"] = stats.pages_free

@@ -43,6 +43,7 @@ class RequestRecord:
     model: str | None = None
     generation: Generation | None = None
     error: str | None = None
+    trace_id: str | None = None  # 32 hexadecimal digits; None where nothing is traced
 
     def fields(self, seconds: float) -> dict[str, Any]:
         """`extra` of the logging call."""
@@ -67,6 +68,7 @@ class RequestRecord:
             ms=seconds * 1000,
             **work,
             error=self.error,
+            trace_id=self.trace_id,
         )
 
 

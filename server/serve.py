@@ -14,6 +14,8 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.config import EngineConfig, EngineError, EngineInfo
@@ -27,6 +29,7 @@ from server.version import version
 if TYPE_CHECKING:
     # Heavy, and imported only once the engine has been spawned; see `_serve_at`.
     from fastapi import FastAPI
+    from starlette.middleware import Middleware
 
     from engine.text import Tokenizer
 
@@ -96,7 +99,7 @@ async def serve(
         )
         return 1
     with listener:
-        if problem := _tls_problem(settings):
+        if problem := _tls_problem(settings) or _tracing_problem(settings):
             logger.error("%s", problem)
             return 1
         if _is_public(listener) and not settings.has_api_keys:
@@ -106,7 +109,8 @@ async def serve(
             )
         await engine.start()
         try:
-            return await _serve_at(listener, engine, settings, stop, on_listening)
+            with _tracing(settings) as tracing:
+                return await _serve_at(listener, engine, settings, tracing, stop, on_listening)
         except EngineError as error:
             logger.error("the engine cannot start: %s", error)
             return 1
@@ -146,6 +150,7 @@ async def _serve_at(
     listener: socket.socket,
     engine: ServableEngine,
     settings: ServerSettings,
+    tracing: "Middleware | None",
     stop: _StopSignals,
     on_listening: Callable[[str], None],
 ) -> int:
@@ -155,7 +160,7 @@ async def _serve_at(
     from server.status_log import log_holdings, log_status
 
     loaded = _LoadedTokenizer()
-    app = create_app(engine, loaded.get, settings)
+    app = create_app(engine, loaded.get, settings, tracing=tracing)
     http = HttpServer(app, settings)
     serving = asyncio.ensure_future(http.serve(sockets=[listener]))
     serving.add_done_callback(lambda _: stop.asked.set())  # should it ever end by itself
@@ -265,6 +270,30 @@ def _tls_problem(settings: ServerSettings) -> str | None:
     except OSError as error:  # ssl.SSLError is one
         return f"the certificate {settings.ssl_certfile} and its key cannot be used: {error}"
     return None
+
+
+def _tracing_problem(settings: ServerSettings) -> str | None:
+    """What is missing for traces, where they are asked for."""
+    if not settings.otlp_traces_endpoint:
+        return None
+    for name in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
+        try:
+            missing = find_spec(name) is None
+        except ModuleNotFoundError:  # a package around it
+            missing = True
+        if missing:
+            return f"traces need {name}: pip install 'octavo[otel]'"
+    return None
+
+
+def _tracing(settings: ServerSettings) -> "AbstractContextManager[Middleware | None]":
+    """The layer that traces requests, where they are to be traced."""
+    if not settings.otlp_traces_endpoint:
+        return nullcontext()
+    # Heavy, and nothing that everybody has installed.
+    from server.tracing import exported_traces
+
+    return exported_traces(settings.otlp_traces_endpoint)
 
 
 def _address(settings: ServerSettings, listener: socket.socket) -> str:

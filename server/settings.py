@@ -41,6 +41,7 @@ class ServerSettings:
     ui_show_text: bool = False  # the page map shows what the tokens of a page say
     # These keys, and no others, may see the page map; they are API keys as well.
     ui_api_keys: tuple[str, ...] = field(default=(), repr=False)
+    otlp_traces_endpoint: str = ""  # a span per generating call goes there; empty: no traces
     allowed_origins: tuple[str, ...] = ()  # web pages from there may call us; "*": from anywhere
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None

@@ -50,7 +50,9 @@ def test_torch_stays_in_the_engine_and_in_the_storage(package: str) -> None:
                 assert module.split(".")[0] not in ("torch", "transformers"), file
 
 
-def test_the_front_end_never_loads_torch(tiny_model_dir: TinyModelDir) -> None:
+def test_the_front_end_never_loads_torch_nor_what_nobody_asked_for(
+    tiny_model_dir: TinyModelDir,
+) -> None:
     script = f"""
 import sys
 from pathlib import Path
@@ -63,7 +65,7 @@ from server.settings import ServerSettings
 engine = EngineClient.from_config(EngineConfig())
 tokenizer = Tokenizer.load(Path({str(tiny_model_dir("llama"))!r}))
 create_app(engine, lambda: tokenizer, ServerSettings())
-print(sorted({{"torch", "transformers"}} & set(sys.modules)))
+print(sorted({{"torch", "transformers", "opentelemetry.sdk"}} & set(sys.modules)))
 """
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False

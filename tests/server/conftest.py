@@ -11,6 +11,7 @@ import httpx
 import pytest
 from fake_engine import FakeEngine
 from live_server import LiveServer
+from starlette.middleware import Middleware
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
@@ -110,13 +111,18 @@ def new_engine(model_dir: Path, tokenizer: Tokenizer) -> Callable[..., FakeEngin
 
 @pytest.fixture
 async def new_client(tokenizer: Tokenizer) -> AsyncIterator[Callable[..., httpx.AsyncClient]]:
-    """`new_client(engine, **settings)`: an HTTP client of the app, in this event loop."""
+    """`new_client(engine, **settings)`: an HTTP client of the app, in this event loop. `tracing` as
+    `create_app` takes it."""
     clients: list[httpx.AsyncClient] = []
 
     def make(
-        engine: Any, *, tokenizer: Tokenizer | None = tokenizer, **settings: Any
+        engine: Any,
+        *,
+        tokenizer: Tokenizer | None = tokenizer,
+        tracing: Middleware | None = None,
+        **settings: Any,
     ) -> httpx.AsyncClient:
-        app = create_app(engine, lambda: tokenizer, ServerSettings(**settings))
+        app = create_app(engine, lambda: tokenizer, ServerSettings(**settings), tracing=tracing)
         client = httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://test", timeout=WAIT_SECONDS
         )

@@ -37,6 +37,7 @@ async def test_the_engines_totals_are_told_under_their_names(new_engine, new_cli
     )
     engine.vitals = EngineVitals(num_restarts=1)
     told = await scrape(new_client(engine))
+    assert told["octavo:engine_ready",] == 1
     assert told["octavo:num_requests_running",] == 3
     assert told["octavo:num_requests_waiting",] == 2
     assert told["octavo:kv_cache_usage_perc",] == 0.25
@@ -89,14 +90,17 @@ async def test_what_a_client_gave_up_leaves_its_tokens_but_no_times(new_engine, 
     assert ("octavo:e2e_request_latency_seconds_count",) not in told
 
 
-async def test_requests_lost_with_an_engine_do_not_stay_in_memory(new_engine, new_client):
+async def test_requests_lost_with_an_engine_have_ended_too(new_engine, new_client):
     engine = new_engine("one two three", die_at=1)
     client = new_client(engine)
     response = await client.post("/v1/completions", json={"prompt": "hello"})
     assert response.status_code == 503
     told = await scrape(client)
     assert told["octavo:admission_rejections_total", "engine_dead"] == 1
-    assert ("octavo:request_generation_tokens_count",) not in told
+    assert told["octavo:engine_ready",] == 0
+    assert told["octavo:request_generation_tokens_count",] == 1
+    assert told["octavo:request_generation_tokens_sum",] == 1
+    assert ("octavo:e2e_request_latency_seconds_count",) not in told
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,18 @@ export function segments(group, attribute, onChange) {
   return (value) => choose(buttons.find((button) => button.dataset[attribute] === value));
 }
 
-/** Colours of the theme, for canvases. */
+/** Colours of the theme, for canvases, each as rgb(r, g, b). */
 export function themeColours() {
-  const style = getComputedStyle(document.documentElement);
   const names = ["free", "cached", "owned", "filling", "shared", "shared-many", "copied", "prefill",
     "decode", "preempted", "ink", "ink-2", "panel", "line", "on-shared"];
-  return Object.fromEntries(names.map((n) => [n, style.getPropertyValue(`--${n}`).trim()]));
+  // Only as the colour of an element is `light-dark()` resolved.
+  const probe = document.body.appendChild(element("i"));
+  const colours = names.map((name) => {
+    probe.style.color = `var(--${name})`;
+    return [name, getComputedStyle(probe).color];
+  });
+  probe.remove();
+  return Object.fromEntries(colours);
 }
 
 /** Sizes a canvas in CSS pixels and returns its context, scaled for the screen. */

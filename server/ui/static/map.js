@@ -303,7 +303,7 @@ export class PageMap {
   }
 }
 
-/** [red, green, blue] of a colour as the style sheet writes them: #rrggbb. */
+/** [red, green, blue] of a colour as the browser tells it: rgb(r, g, b). */
 function toRgb(colour) {
-  return [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  return colour.match(/\d+/g).slice(0, 3).map(Number);
 }

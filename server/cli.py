@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from typing import NoReturn
 
 from engine.config import EngineConfig, EngineError
-from server.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, add_flags, read_flags
+from server.flag_parsing import add_flags, read_flags
+from server.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS
 from server.settings import ServerSettings
 from server.version import version
 

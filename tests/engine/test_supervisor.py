@@ -3,15 +3,17 @@ and service comes back, or ends with a reason."""
 
 import asyncio
 import os
+import resource
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from engine_infos import engine_info
 from scripted_process import (
     FAIL,
     HANG,
@@ -301,27 +303,7 @@ async def test_a_request_that_fails_alone_is_no_fault_of_the_engine(tmp_path: Pa
 def test_a_later_life_takes_over_what_the_first_one_decided(tmp_path: Path) -> None:
     from engine.supervisor import _like
 
-    info = EngineInfo(
-        model="m",
-        model_dir=tmp_path,
-        dtype="float32",
-        device="cpu",
-        threads=2,
-        layers="transformers",
-        attention="gathered",
-        quantization=None,
-        weight_bytes=1,
-        vocab_size=10,
-        max_model_len=128,
-        page_size=16,
-        num_pages=40,
-        kv_cache_dtype="float32",
-        kv_cache_bytes=1,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        enable_prefix_caching=True,
-        load_seconds=1.0,
-    )
+    info = engine_info(threads=2, attention="gathered", max_model_len=128, num_pages=40)
     config = EngineConfig(model="m", kv_cache_memory_bytes=2**30)
     assert _like(config, info) == EngineConfig(
         model="m",

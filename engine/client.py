@@ -139,6 +139,11 @@ class EngineClient:
         """For how many seconds the engine has owed a report: 0 while it has nothing to do."""
         return 0.0 if self._owed_since is None else time.monotonic() - self._owed_since
 
+    def excuse(self, seconds: float) -> None:
+        """Let no silence be counted for some time that has just passed."""
+        if self._owed_since is not None:
+            self._owed_since = min(self._owed_since + seconds, time.monotonic())
+
     @property
     def process_id(self) -> int | None:
         """The engine process; None before the start, and where the engine runs in a thread."""
@@ -148,7 +153,7 @@ class EngineClient:
         self._observers.append(observer)
 
     async def start(self) -> None:
-        """Start the engine; returns before it is ready. One that the system cannot start is dead."""
+        """Start the engine; returns before it is ready. What the system cannot start is dead."""
         loop = asyncio.get_running_loop()
         self._is_started = True
         try:

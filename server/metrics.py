@@ -30,6 +30,7 @@ _COMPLETE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 # Codes of refusals at the door, as opposed to faults of a request.
 REJECTIONS = (
     "server_overloaded",
+    "too_many_connections",
     "queue_timeout",
     "engine_loading",
     "engine_restarting",

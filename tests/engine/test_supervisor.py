@@ -129,6 +129,44 @@ async def test_everyone_is_told_of_a_fault_and_service_comes_back(
         assert stats.generation_tokens >= before.generation_tokens + 20
 
 
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """The system refuses to open anything: pipes, sockets, processes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_life_that_the_system_cannot_start_is_a_death_like_others(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as supervisor:
+        await supervisor.wait_ready()
+        with no_more_files():
+            with pytest.raises(EngineDeadError):
+                await read(supervisor.submit(request("a", (KILL,), 20)))
+            await until(lambda: supervisor.vitals.num_restarts == 2)
+        await serves_again(supervisor)
+        assert len(lives(tmp_path)) == 2
+
+
+async def test_an_engine_that_stood_still_with_the_whole_machine_does_not_hang(
+    tmp_path: Path,
+) -> None:
+    async with supervised(tmp_path, step_timeout=TIMEOUT) as supervisor:
+        await supervisor.wait_ready()
+        assert await read(supervisor.submit(request("first"))) == scripted_answer(PROMPT, 6)
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGSTOP)
+        mailbox = supervisor.submit(request("a"))
+        await asyncio.sleep(0)
+        time.sleep(1.3 * TIMEOUT)  # we stand still as well
+        os.kill(supervisor.process_id, signal.SIGCONT)
+        assert await read(mailbox) == scripted_answer(PROMPT, 6)
+        assert supervisor.vitals.num_stalls == 0
+
+
 async def test_counters_never_fall_over_restarts(tmp_path: Path) -> None:
     async with supervised(tmp_path) as supervisor:
         await supervisor.wait_ready()

@@ -277,21 +277,25 @@ class EngineClient:
         has_work = bool(report.stats.num_running or report.stats.num_waiting)
         owes = has_work or report.num_commands < self._num_sent
         self._owed_since = self._last_report if owes else None
-        for observer in self._observers:
-            observer.on_step(report.events)
-        for event in report.events:
+        events = [event for event in report.events if self._is_awaited(event)]
+        for event in events:
             self._deliver(event)
-        if report.view is not None and self._watch_interval is not None:
-            self._on_view(report.view)
         for contents in report.contents:
             reader = self._page_readers.popleft()
             if not reader.done():  # who asked may have left
                 reader.set_result(contents)
+        for observer in self._observers:
+            observer.on_step(events)
+        if report.view is not None and self._watch_interval is not None:
+            self._on_view(report.view)
+
+    def _is_awaited(self, event: TokenEvent) -> bool:
+        """Not so of a choice that was aborted a moment ago, which the engine had not heard yet."""
+        mailbox = self._mailboxes.get(event.request_id)
+        return mailbox is not None and event.choice in mailbox.open_choices
 
     def _deliver(self, event: TokenEvent) -> None:
-        mailbox = self._mailboxes.get(event.request_id)
-        if mailbox is None:
-            return  # aborted a moment ago
+        mailbox = self._mailboxes[event.request_id]
         mailbox.put(event)
         if not mailbox.open_choices:
             del self._mailboxes[event.request_id]

@@ -4,6 +4,7 @@ Two gates in order: JSON (orjson; what it refuses is looked at again to name the
 half a surrogate pair), and the pydantic model. `server.protocol.receive` brings the bytes.
 """
 
+import codecs
 import json
 import logging
 import math
@@ -72,7 +73,7 @@ Model = TypeVar("Model", bound=RequestModel)
 
 def parse(raw: bytes, model: type[Model], settings: ServerSettings) -> Model:
     """Parse and check a whole body. Raises `ApiError`."""
-    body = _load_json(raw)
+    body = _load_json(raw.removeprefix(codecs.BOM_UTF8))  # which some editors and shells send
     if not isinstance(body, dict):
         raise InvalidJsonError(f"the body must be a JSON object, got {abbreviate(body)}")
     # A null stands for the default, whether or not the field allows it.

@@ -45,6 +45,12 @@ class BodyReader:
             raise UnsupportedMediaTypeError(
                 f"Content-Type must be application/json, got {abbreviate(content_type)}"
             )
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding.strip().lower() != "identity":
+            raise UnsupportedMediaTypeError(
+                f"Content-Encoding must be identity, got {abbreviate(encoding)}: bodies are read "
+                "as they are"
+            )
         received = bytearray()
         try:
             await self._receive(request, received)

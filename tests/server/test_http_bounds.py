@@ -1,6 +1,7 @@
 """What a connection may cost: heads, bodies, unread replies and the connections themselves are
 bounded, what is no HTTP gets an error of the usual shape, and odd HTTP is served all the same."""
 
+import gzip
 import json
 import resource
 
@@ -216,6 +217,20 @@ def test_a_wish_for_another_protocol_is_left_alone(url, headers):
             while b'"usage"' not in received:
                 received += connection.recv(65536)
             assert received.startswith(b"HTTP/1.1 200")
+
+
+def test_a_packed_body_is_refused_by_name_and_a_byte_order_mark_is_passed_over(url):
+    plain = json.dumps(BODY).encode()
+    headers = {"content-type": "application/json"}
+    packed = httpx.post(
+        url + COMPLETIONS,
+        content=gzip.compress(plain),
+        headers={**headers, "content-encoding": "gzip"},
+    )
+    assert packed.status_code == 415
+    assert packed.json()["error"]["message"].startswith("Content-Encoding must be identity")
+    marked = httpx.post(url + COMPLETIONS, content=b"\xef\xbb\xbf" + plain, headers=headers)
+    assert marked.status_code == 200
 
 
 def test_connections_beyond_the_limit_are_told_so_and_probes_are_answered(

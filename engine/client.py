@@ -8,23 +8,18 @@ death. `engine.supervisor`, above it, decides what follows a death.
 
 import asyncio
 import logging
-import multiprocessing
-import os
 import queue
-import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from multiprocessing.process import BaseProcess
 
 from engine.config import EngineConfig, EngineError, EngineInfo
-from engine.loading import Progress, Reporter, resolve_model
+from engine.loading import Progress, Reporter
 from engine.logs import DEFAULT_LOGS, LogSettings
 from engine.mailbox import EventMailbox
-from engine.main_loop import TRACE_SIGNAL, EngineBuilder, engine_main, engine_process_main
+from engine.main_loop import EngineBuilder, builder_for
 from engine.messages import (
     Abort,
     Command,
@@ -43,9 +38,9 @@ from engine.protocols import (
     EngineObserver,
     EngineState,
     EngineVitals,
-    SteppingEngine,
 )
 from engine.views import EngineView, PageContents
+from engine.worker import EngineWorker
 from scheduler import FinishReason, Request, SchedulerStats, TokenEvent
 
 logger = logging.getLogger(__name__)
@@ -56,8 +51,6 @@ _DEAD = "the engine process ended unexpectedly"
 CLOSE_SECONDS = 5.0
 CLOSE_NOW_SECONDS = 1.0
 REAP_SECONDS = 1.0
-# How long a hung engine may take to say where it hangs.
-TRACE_SECONDS = 0.2
 
 
 class EngineClient:
@@ -75,10 +68,8 @@ class EngineClient:
         on_progress: Reporter | None = None,
         logs: LogSettings = DEFAULT_LOGS,
     ) -> None:
-        self._build = build
-        self._in_thread = in_thread
+        self._worker = EngineWorker(build, in_thread=in_thread, logs=logs)
         self._on_progress = on_progress
-        self._logs = logs
         self._state = EngineState("loading", "the model is loading")
         self._info: EngineInfo | None = None
         self._stats = SchedulerStats()
@@ -87,7 +78,7 @@ class EngineClient:
         self._settled = asyncio.Event()  # ready or dead
         self._ended = asyncio.Event()  # nothing more will come from the engine
         self._closing = False
-        self._worker: BaseProcess | threading.Thread | None = None
+        self._is_started = False
         self._num_sent = 0  # commands
         self._num_reports = 0  # of steps
         self._last_report: float | None = None
@@ -108,8 +99,7 @@ class EngineClient:
         logs: LogSettings = DEFAULT_LOGS,
     ) -> "EngineClient":
         """A client whose engine serves `config.model`."""
-        build = partial(_build, config)
-        return cls(build, in_thread=in_thread, on_progress=on_progress, logs=logs)
+        return cls(builder_for(config), in_thread=in_thread, on_progress=on_progress, logs=logs)
 
     @property
     def state(self) -> EngineState:
@@ -149,38 +139,31 @@ class EngineClient:
         """For how many seconds the engine has owed a report: 0 while it has nothing to do."""
         return 0.0 if self._owed_since is None else time.monotonic() - self._owed_since
 
+    def excuse(self, seconds: float) -> None:
+        """Let no silence be counted for some time that has just passed."""
+        if self._owed_since is not None:
+            self._owed_since = min(self._owed_since + seconds, time.monotonic())
+
     @property
     def process_id(self) -> int | None:
         """The engine process; None before the start, and where the engine runs in a thread."""
-        return getattr(self._worker, "pid", None)
+        return self._worker.pid
 
     def observe(self, observer: EngineObserver) -> None:
         self._observers.append(observer)
 
     async def start(self) -> None:
-        """Start the engine; returns before it is ready."""
+        """Start the engine; returns before it is ready. What the system cannot start is dead."""
         loop = asyncio.get_running_loop()
-        if self._in_thread:
-            ours, theirs = multiprocessing.Pipe()
-            self._worker = threading.Thread(
-                target=engine_main, args=(theirs, self._build), name="octavo-engine", daemon=True
-            )
-            self._worker.start()
-        else:
-            context = multiprocessing.get_context("spawn")
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=engine_process_main,
-                args=(theirs, self._build, self._logs),
-                name="octavo-engine",
-                daemon=True,
-            )
-            await asyncio.to_thread(process.start)
-            self._worker = process
-            theirs.close()  # so that the engine's end shows as end of file here
-        pipe = MessagePipe(ours)
-        for target in (partial(self._read, pipe, loop), partial(self._write, pipe)):
-            threading.Thread(target=target, daemon=True).start()
+        self._is_started = True
+        try:
+            pipe = MessagePipe(await self._worker.start())
+            for target in (partial(self._read, pipe, loop), partial(self._write, pipe)):
+                threading.Thread(target=target, daemon=True).start()
+        except (OSError, RuntimeError) as error:  # the latter where there can be no thread
+            self._die(f"the engine process cannot be started: {error}")
+            self._worker.kill()
+            self._end()
 
     async def wait_ready(self) -> EngineInfo:
         """Wait until the model is loaded. Raises `EngineError` if it cannot be."""
@@ -246,29 +229,20 @@ class EngineClient:
     async def kill(self, reason: str) -> None:
         """End a hung engine; every open request fails with `reason` at once."""
         self._die(reason)
-        if isinstance(self._worker, BaseProcess) and self._worker.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(self._worker.pid, TRACE_SIGNAL)
-            await asyncio.sleep(TRACE_SECONDS)
-            self._worker.kill()
+        await self._worker.trace_and_kill()
 
     async def close(self, *, now: bool = False) -> None:
         """Stop the engine and wait for its end; `now` leaves it no time for the step it is in.
         What is unfinished fails."""
-        worker = self._worker
-        if worker is None:
+        if not self._is_started:
             return
         self._closing = True
         self._commands.put(Shutdown())
-        if isinstance(worker, BaseProcess):
-            if self._info is None:
-                worker.terminate()  # it reads no commands before it is ready
-            elif now:
-                worker.kill()
-        await asyncio.to_thread(worker.join, CLOSE_NOW_SECONDS if now else CLOSE_SECONDS)
-        if isinstance(worker, BaseProcess) and worker.is_alive():
-            worker.kill()
-            await asyncio.to_thread(worker.join)
+        if self._info is None:
+            self._worker.terminate()  # it reads no commands before it is ready
+        elif now:
+            self._worker.kill()
+        await self._worker.end_within(CLOSE_NOW_SECONDS if now else CLOSE_SECONDS)
         await self._ended.wait()
 
     def _post(self, command: Command) -> None:
@@ -303,21 +277,25 @@ class EngineClient:
         has_work = bool(report.stats.num_running or report.stats.num_waiting)
         owes = has_work or report.num_commands < self._num_sent
         self._owed_since = self._last_report if owes else None
-        for observer in self._observers:
-            observer.on_step(report.events)
-        for event in report.events:
+        events = [event for event in report.events if self._is_awaited(event)]
+        for event in events:
             self._deliver(event)
-        if report.view is not None and self._watch_interval is not None:
-            self._on_view(report.view)
         for contents in report.contents:
             reader = self._page_readers.popleft()
             if not reader.done():  # who asked may have left
                 reader.set_result(contents)
+        for observer in self._observers:
+            observer.on_step(events)
+        if report.view is not None and self._watch_interval is not None:
+            self._on_view(report.view)
+
+    def _is_awaited(self, event: TokenEvent) -> bool:
+        """Not so of a choice that was aborted a moment ago, which the engine had not heard yet."""
+        mailbox = self._mailboxes.get(event.request_id)
+        return mailbox is not None and event.choice in mailbox.open_choices
 
     def _deliver(self, event: TokenEvent) -> None:
-        mailbox = self._mailboxes.get(event.request_id)
-        if mailbox is None:
-            return  # aborted a moment ago
+        mailbox = self._mailboxes[event.request_id]
         mailbox.put(event)
         if not mailbox.open_choices:
             del self._mailboxes[event.request_id]
@@ -346,19 +324,10 @@ class EngineClient:
         self._die("the server is shutting down" if self._closing else _DEAD)
 
     def _end(self) -> None:
-        if self._state.reason == _DEAD and (how := self._how_it_ended()):
+        if self._state.reason == _DEAD and (how := self._worker.how_it_ended()):
             self._state = EngineState("dead", f"{_DEAD}: {how}")
         self._settled.set()
         self._ended.set()
-
-    def _how_it_ended(self) -> str:
-        code = self._worker.exitcode if isinstance(self._worker, BaseProcess) else None
-        if code is None:
-            return ""
-        if code >= 0:
-            return f"exit code {code}"
-        hint = ", which the system also sends when memory runs out" if code == -9 else ""
-        return f"by {signal.Signals(-code).name}{hint}"
 
     # ----------------------------------------------------------------- the two threads of the pipe
 
@@ -372,8 +341,7 @@ class EngineClient:
             logger.exception("what came up the pipe is no report: the engine is given up")
         pipe.close()
         _call(loop, self._hang_up)
-        if isinstance(self._worker, BaseProcess):
-            self._worker.join(REAP_SECONDS)
+        self._worker.reap(REAP_SECONDS)
         _call(loop, self._end)
 
     def _write(self, pipe: MessagePipe) -> None:
@@ -392,19 +360,3 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args:
         loop.call_soon_threadsafe(function, *args)
     except RuntimeError:
         logger.debug("the event loop closed before the engine did")
-
-
-def _build(config: EngineConfig, report: Reporter) -> SteppingEngine:
-    # What cannot work should fail before torch is imported, which takes seconds; once the model is
-    # there, that `build_engine` looks for it again costs milliseconds.
-    resolve_model(
-        config.model,
-        cache_dir=config.cache_dir,
-        offline=config.offline,
-        report=report,
-        with_code=config.trust_remote_code,
-    )
-    # In the engine's process: this module must not bring torch to the front end.
-    from engine.build import build_engine
-
-    return build_engine(config, report)

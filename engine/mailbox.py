@@ -32,8 +32,6 @@ class EventMailbox:
         raise EngineDeadError(self._failure or "the request has ended")
 
     def put(self, event: TokenEvent) -> None:
-        if event.choice not in self.open_choices:
-            return  # aborted a moment ago
         self._events.append(event)
         if event.finish_reason is not None:
             self.open_choices.remove(event.choice)

@@ -20,9 +20,9 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from engine.config import EngineError
+from engine.config import EngineConfig, EngineError
 from engine.garbage import paused_garbage_collection
-from engine.loading import Reporter
+from engine.loading import Reporter, resolve_model
 from engine.logs import DEFAULT_LOGS, LogSettings, configure_logging
 from engine.messages import (
     Abort,
@@ -52,6 +52,27 @@ STALL_PAUSE_SECONDS = 0.01
 
 # Builds the engine; is given a function that takes reports of progress.
 EngineBuilder = Callable[[Reporter], SteppingEngine]
+
+
+def builder_for(config: EngineConfig) -> EngineBuilder:
+    """Builds an engine that serves `config.model`."""
+    return partial(_build, config)
+
+
+def _build(config: EngineConfig, report: Reporter) -> SteppingEngine:
+    # What cannot work should fail before torch is imported, which takes seconds; once the model is
+    # there, that `build_engine` looks for it again costs milliseconds.
+    resolve_model(
+        config.model,
+        cache_dir=config.cache_dir,
+        offline=config.offline,
+        report=report,
+        with_code=config.trust_remote_code,
+    )
+    # In the engine's process: this module must not bring torch to the front end.
+    from engine.build import build_engine
+
+    return build_engine(config, report)
 
 
 def engine_process_main(

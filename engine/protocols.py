@@ -100,7 +100,9 @@ class EngineObserver(Protocol):
 
     def on_submit(self, request: Request) -> None: ...
 
-    def on_step(self, events: Sequence[TokenEvent]) -> None: ...
+    def on_step(self, events: Sequence[TokenEvent]) -> None:
+        """What a step has brought; nothing of a choice that has ended."""
+        ...
 
     def on_abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None:
         """A choice, or all open ones of a request, have been ended from outside; unknown ids and

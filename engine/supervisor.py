@@ -232,8 +232,13 @@ class EngineSupervisor:
         limit = self._policy.step_timeout
         tick = min(TICK_SECONDS, limit / 4) if limit else TICK_SECONDS
         ended = asyncio.ensure_future(self._life.wait_ended())
+        looked = time.monotonic()
         try:
             while not (await asyncio.wait({ended}, timeout=tick))[0]:
+                overslept = time.monotonic() - looked - tick
+                if overslept > tick:  # a paused container, say, whose engine stood still as well
+                    self._life.excuse(overslept)
+                looked = time.monotonic()
                 await self._check_progress()
         finally:
             ended.cancel()

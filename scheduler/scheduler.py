@@ -17,12 +17,13 @@ from kv_cache import CacheManager, PageTable
 from scheduler.config import SchedulerConfig, SchedulerStats
 from scheduler.counters import Counters
 from scheduler.deadlines import Deadlines
+from scheduler.events import deadline_events, failure_event, token_event
 from scheduler.fitting import check_fits
 from scheduler.ordering import Ordering, due_time
 from scheduler.prefill_leaders import PrefillLeaders
 from scheduler.queue import RankedQueue
 from scheduler.request import FinishReason, Request, Sequence
-from scheduler.step import ChunkResult, Sample, StepPlan, StepResult, Timings, TokenEvent
+from scheduler.step import ChunkResult, Sample, StepPlan, StepResult, TokenEvent
 from scheduler.step_builder import StepBuilder
 from scheduler.waiting import WaitingQueue
 
@@ -340,19 +341,7 @@ class Scheduler:
             reason = FinishReason.STOP
         elif sequence.num_output >= request.max_tokens:
             reason = FinishReason.LENGTH
-        wants_scores = first and request.params.prompt_logprobs is not None
-        event = TokenEvent(
-            request_id=request.request_id,
-            choice=sequence.choice,
-            token_id=sample.token_id,
-            logprob=sample.logprob,
-            finish_reason=reason,
-            stop_reason=sample.token_id if reason is FinishReason.STOP else None,
-            num_cached=sequence.num_cached if first else None,
-            prompt_logprobs=tuple(sequence.prompt_logprobs) if wants_scores else None,
-            timings=_timings(sequence, now) if first or reason is not None else None,
-            prefix_report=sequence.prefix_report if first else None,
-        )
+        event = token_event(sequence, sample, reason, now, first=first)
         if reason is not None:
             self._counters.finished[reason] += 1
             self._remove(sequence)
@@ -360,30 +349,14 @@ class Scheduler:
 
     def _failed(self, sequence: Sequence, choice: int, error: str) -> TokenEvent:
         self._counters.finished[FinishReason.ERROR] += 1
-        return TokenEvent(
-            request_id=sequence.request.request_id,
-            choice=choice,
-            finish_reason=FinishReason.ERROR,
-            error=error,
-            num_cached=sequence.num_cached,
-        )
+        return failure_event(sequence, choice, error)
 
     def _expire(self, now: float) -> list[TokenEvent]:
         """End the requests whose time is up."""
         events: list[TokenEvent] = []
         for request_id in self._deadlines.take_due(now):
             for sequence in tuple(self._sequences[request_id]):
-                has_begun = sequence.first_token_time is not None
-                events += [
-                    TokenEvent(
-                        request_id=request_id,
-                        choice=choice,
-                        finish_reason=FinishReason.DEADLINE,
-                        num_cached=sequence.num_cached,
-                        timings=_timings(sequence, now) if has_begun else None,
-                    )
-                    for choice in sequence.choices
-                ]
+                events += deadline_events(sequence, now)
                 self._counters.finished[FinishReason.DEADLINE] += len(sequence.choices)
                 self._remove(sequence)
         return events
@@ -402,10 +375,3 @@ class Scheduler:
             del self._sequences[sequence.request.request_id]
             self._ordering.close(sequence.request)
             self._deadlines.discard(sequence.request.request_id)
-
-
-def _timings(sequence: Sequence, now: float) -> Timings:
-    scheduled, first = sequence.first_scheduled_time, sequence.first_token_time
-    assert scheduled is not None and first is not None
-    arrival = sequence.request.arrival_time
-    return Timings(queue=scheduled - arrival, prefill=first - scheduled, decode=now - first)

@@ -12,6 +12,7 @@ from engine.protocols import AsyncEngine, EngineDeadError
 from engine.text import TemplateError, TokenizerError
 from scheduler import ParameterError
 from server.api_keys import OPEN_PATHS, ApiKeyMiddleware, ApiKeys
+from server.connection_limit import ConnectionLimitMiddleware
 from server.context import AppContext, TokenizerProvider
 from server.errors import (
     ApiError,
@@ -63,6 +64,7 @@ def create_app(
     if settings.has_api_keys:
         keys = ApiKeys((*settings.api_keys, *settings.api_keys_in_file, *settings.ui_api_keys))
         app.add_middleware(ApiKeyMiddleware, keys=keys, open_paths=open_paths)
+    app.add_middleware(ConnectionLimitMiddleware)
     app.add_middleware(ErrorBoundaryMiddleware)
     if settings.allowed_origins:
         app.add_middleware(

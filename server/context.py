@@ -17,6 +17,7 @@ from server.admission import Admission, Place
 from server.errors import EngineLoadingError, ModelNotFoundError
 from server.metrics import ServerMetrics
 from server.prompts import PromptReader
+from server.protocol.receive import BodyReader
 from server.sampling_defaults import read_sampling_defaults
 from server.settings import ServerSettings
 from server.ui.feed import PageMapFeed
@@ -36,6 +37,7 @@ class AppContext:
         self.engine = engine
         self.settings = settings
         self.admission = Admission(engine, settings)
+        self.bodies = BodyReader(settings)
         self.metrics = ServerMetrics(engine, self._name_in_metrics)
         self.page_map = PageMapFeed(engine)
         self.started_at = int(time.time())

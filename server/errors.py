@@ -11,6 +11,7 @@
     ├── NotFoundError               no such path
     ├── MethodNotAllowedError
     ├── ModelNotFoundError
+    ├── RequestTimeoutError         the body came too slowly
     ├── RequestTooLargeError        the body is over the size limit
     ├── HeadTooLargeError           the request line and headers are
     ├── UnsupportedMediaTypeError   the body is not declared as JSON
@@ -23,6 +24,7 @@
         ├── QueueTimeoutError       no token came before the request's time was up
         ├── EngineRestartingError   it has died, and another one is loading
         ├── EngineStalledError      it has work and gets nowhere
+        ├── TooManyConnectionsError
         ├── TooManyViewersError     of the page map
         └── ShuttingDownError
 
@@ -54,6 +56,7 @@ STATUS_BY_CODE = {
     "not_found": 404,
     "model_not_found": 404,
     "method_not_allowed": 405,
+    "request_timeout": 408,
     "request_too_large": 413,
     "unsupported_media_type": 415,
     "server_overloaded": 429,
@@ -65,6 +68,7 @@ STATUS_BY_CODE = {
     "queue_timeout": 503,
     "engine_restarting": 503,
     "engine_stalled": 503,
+    "too_many_connections": 503,
     "too_many_viewers": 503,
     "shutting_down": 503,
 }
@@ -139,6 +143,10 @@ class ModelNotFoundError(ApiError):
     code = "model_not_found"
 
 
+class RequestTimeoutError(ApiError):
+    code = "request_timeout"
+
+
 class RequestTooLargeError(ApiError):
     code = "request_too_large"
 
@@ -185,6 +193,10 @@ class EngineRestartingError(UnavailableError):
 
 class EngineStalledError(UnavailableError):
     code = "engine_stalled"
+
+
+class TooManyConnectionsError(UnavailableError):
+    code = "too_many_connections"
 
 
 class TooManyViewersError(UnavailableError):

@@ -131,6 +131,12 @@ SERVER_FLAGS = (
         "NAME",
         many=True,
     ),
+    Flag(
+        "max_connections",
+        ("--max-connections",),
+        at_least(1),
+        "limit of connections at once; beyond: 503",
+    ),
     Flag("max_body_bytes", ("--max-body-bytes",), size, "limit of one request's body", "SIZE"),
     Flag("max_prompts", ("--max-prompts",), at_least(1), "limit of prompts in one call"),
     Flag("max_n", ("--max-n",), at_least(1), "limit of n"),

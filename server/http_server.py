@@ -1,38 +1,36 @@
-"""uvicorn, set up for us: it serves a socket that is already bound, leaves signals alone, and
-bounds what may come before there is a request: the bytes of its head, and their time.
+"""uvicorn, set up for us: it serves a socket that is already bound, leaves signals alone, and lets
+in no more connections than the system has files for.
 """
 
-import asyncio
+import logging
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http import HTTPStatus
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from server.errors import ApiError, HeadTooLargeError, InvalidHttpError
-from server.replies.wire import error_reply
+from server.connection import EXTRA_CONNECTIONS, IDLE_SECONDS, BoundedHttpProtocol
 from server.settings import ServerSettings
 
-# Longer than the usual client keeps an idle connection, so that it is never we who close one that
-# a client is about to use.
-IDLE_CONNECTION_SECONDS = 75
+logger = logging.getLogger("octavo.server")
+
 # Streams have ended by then: this is for connections that still say something.
 CLOSING_SECONDS = 2
-# Of the request line and the headers together, and how long they may take to come.
-MAX_HEAD_BYTES = 64 * 1024
-HEAD_SECONDS = 30.0
+# Files that must be left for everything but connections: the engine's next life, the model's files.
+SPARE_FILES = 128
 
 
 class HttpServer(uvicorn.Server):
     """`serve(sockets=[...])` runs until `should_exit` is set."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        limit = allow_connections(settings.max_connections)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=BoundedHttpProtocol,
+                http=partial(BoundedHttpProtocol, max_connections=limit),  # type: ignore[arg-type]
                 lifespan="off",
                 ws="none",
                 log_config=None,
@@ -41,7 +39,7 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 ssl_certfile=settings.ssl_certfile,
                 ssl_keyfile=settings.ssl_keyfile,
-                timeout_keep_alive=IDLE_CONNECTION_SECONDS,
+                timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=CLOSING_SECONDS,
             )
         )
@@ -52,58 +50,20 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. What is no HTTP gets an error of our shape, as any other wrong request."""
-
-    _head_bytes = 0
-    _in_head = True
-    _head_timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._await_head()
-
-    def data_received(self, data: bytes) -> None:
-        if self._in_head and self._head_timer is None:
-            self._await_head()
-        in_head_before = self._in_head
-        super().data_received(data)
-        # Where a request ended within `data`, what follows is the small beginning of the next.
-        if in_head_before and self._in_head and not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(
-                    HeadTooLargeError(f"the request line and headers exceed {MAX_HEAD_BYTES} bytes")
-                )
-
-    def on_headers_complete(self) -> None:
-        self._in_head, self._head_bytes = False, 0
-        self._forget_timer()
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._in_head = True
-        super().on_message_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_timer()
-        super().connection_lost(exc)
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(InvalidHttpError("what was sent is not a valid HTTP request"))
-
-    def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self.timeout_keep_alive_handler)
-
-    def _forget_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _refuse(self, error: ApiError) -> None:
-        reply = error_reply(error)
-        phrase = HTTPStatus(reply.status_code).phrase
-        head = [f"HTTP/1.1 {reply.status_code} {phrase}".encode(), b"connection: close"]
-        head += [name + b": " + value for name, value in reply.raw_headers]
-        self.transport.write(b"\r\n".join(head) + b"\r\n\r\n" + bytes(reply.body))
-        self.transport.close()
+def allow_connections(wanted: int) -> int:
+    """Let this process open as many files as so many connections need; returns how many there may
+    be, which are fewer where the system allows no more files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + EXTRA_CONNECTIONS + SPARE_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    allowed = needed if hard == resource.RLIM_INFINITY else max(min(needed, hard), soft)
+    if allowed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed >= needed:
+        return wanted
+    limit = max(allowed - EXTRA_CONNECTIONS - SPARE_FILES, 1)
+    logger.warning(
+        "the system allows %d open files: at most %d connections, not %d", allowed, limit, wanted
+    )
+    return limit

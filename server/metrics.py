@@ -30,6 +30,7 @@ _COMPLETE = frozenset({FinishReason.STOP, FinishReason.LENGTH})
 # Codes of refusals at the door, as opposed to faults of a request.
 REJECTIONS = (
     "server_overloaded",
+    "too_many_connections",
     "queue_timeout",
     "engine_loading",
     "engine_restarting",
@@ -99,9 +100,7 @@ class ServerMetrics:
         self._num_tokens = num_tokens
         inter_token = self._inter_token.labels(name)
         for event in events:
-            request = self._open.get(event.request_id)
-            if request is None:
-                continue  # aborted a moment ago
+            request = self._open[event.request_id]
             gap = request.take(event, now)
             if gap is not None:
                 inter_token.observe(gap)

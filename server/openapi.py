@@ -24,7 +24,7 @@ BODIES: dict[str, type[BaseModel]] = {
 }
 # What a route that works with the model may answer beside its result.
 USUAL_ERRORS = (401, 500, 503)
-BODY_ERRORS = (400, 404, 413, 415)
+BODY_ERRORS = (400, 404, 408, 413, 415, 429)
 
 # One server-sent event: JSON as text, or `[DONE]`.
 EVENT_SCHEMA = {

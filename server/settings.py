@@ -18,6 +18,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     served_model_names: tuple[str, ...] = ()
+    max_connections: int = 4096  # at once, idle ones too
     max_body_bytes: int = 16 * 2**20
     max_prompts: int = 1024
     max_n: int = 128
@@ -70,6 +71,7 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for name in (
+            "max_connections",
             "max_body_bytes",
             "max_prompts",
             "max_n",

@@ -15,6 +15,9 @@ from scheduler import SchedulerStats
 
 logger = logging.getLogger("octavo.status")
 
+# Threads of the event loop's pool, which grows to its size by and by and stays so: not counted.
+_POOL = "asyncio_"
+
 
 async def log_status(engine: AsyncEngine, interval: float) -> None:
     """Log a line every `interval` seconds in which something was done; 0 never does. Runs until it
@@ -59,7 +62,7 @@ def log_holdings(engine: AsyncEngine, num_open_calls: int) -> None:
             open_requests=vitals.num_open_requests,
             pages_in_use=engine.stats.pages_in_use,
             tasks=len(asyncio.all_tasks()),
-            threads=threading.active_count(),
+            threads=sum(not thread.name.startswith(_POOL) for thread in threading.enumerate()),
             files=len(os.listdir(files)) if files.exists() else None,
         ),
     )

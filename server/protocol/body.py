@@ -1,11 +1,10 @@
 """From the bytes of a request's body to a checked model, or an error that names the field.
 
-Three gates in order: size (413, before the bytes are kept), JSON (orjson; what it refuses is looked
-at again to name the field with a NaN or half a surrogate pair), and the pydantic model. A large
-body is parsed and checked in a thread, so that health probes and streams go on meanwhile.
+Two gates in order: JSON (orjson; what it refuses is looked at again to name the field with a NaN or
+half a surrogate pair), and the pydantic model. `server.protocol.receive` brings the bytes.
 """
 
-import asyncio
+import codecs
 import json
 import logging
 import math
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import orjson
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -21,16 +19,12 @@ from server.errors import (
     ApiError,
     InvalidJsonError,
     InvalidValueError,
-    RequestTooLargeError,
     UnsupportedError,
-    UnsupportedMediaTypeError,
 )
 from server.settings import ServerSettings
 
 logger = logging.getLogger("octavo.server")
 
-# A body from this size on is parsed off the event loop.
-THREAD_BYTES = 64 * 1024
 MAX_SHOWN_CHARS = 60
 MAX_NAMED_FIELDS = 10
 MAX_PARAM_CHARS = 200
@@ -77,23 +71,9 @@ class RequestModel(BaseModel):
 Model = TypeVar("Model", bound=RequestModel)
 
 
-async def read_body(request: Request, model: type[Model], settings: ServerSettings) -> Model:
-    """The body of a request as `model`. Raises `ApiError`, or starlette's `ClientDisconnect`."""
-    content_type = request.headers.get("content-type", "")
-    media_type = content_type.partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise UnsupportedMediaTypeError(
-            f"Content-Type must be application/json, got {abbreviate(content_type)}"
-        )
-    raw = await _read_limited(request, settings.max_body_bytes)
-    if len(raw) < THREAD_BYTES:
-        return parse(raw, model, settings)
-    return await asyncio.to_thread(parse, raw, model, settings)
-
-
 def parse(raw: bytes, model: type[Model], settings: ServerSettings) -> Model:
     """Parse and check a whole body. Raises `ApiError`."""
-    body = _load_json(raw)
+    body = _load_json(raw.removeprefix(codecs.BOM_UTF8))  # which some editors and shells send
     if not isinstance(body, dict):
         raise InvalidJsonError(f"the body must be a JSON object, got {abbreviate(body)}")
     # A null stands for the default, whether or not the field allows it.
@@ -105,18 +85,6 @@ def parse(raw: bytes, model: type[Model], settings: ServerSettings) -> Model:
         return model.model_validate(body)
     except ValidationError as error:
         raise _to_api_error(error.errors(include_url=False)[0]) from None
-
-
-async def _read_limited(request: Request, limit: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise RequestTooLargeError(f"the body has {declared} bytes, the limit is {limit}")
-    received = bytearray()
-    async for piece in request.stream():
-        received += piece
-        if len(received) > limit:
-            raise RequestTooLargeError(f"the body has more than {limit} bytes, which is the limit")
-    return bytes(received)
 
 
 def _load_json(raw: bytes) -> object:

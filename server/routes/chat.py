@@ -7,7 +7,6 @@ from fastapi import APIRouter, Request, Response
 from scheduler import ParameterError
 from server.context import Context
 from server.openapi import BODY_ERRORS, TIME_LIMIT, USUAL_ERRORS, answers, json_body
-from server.protocol.body import read_body
 from server.protocol.chat import ChatCompletionRequest
 from server.replies.chat import ChatReply
 from server.replies.schema import ChatCompletion
@@ -19,13 +18,13 @@ router = APIRouter()
 @router.post(
     "/v1/chat/completions",
     openapi_extra=json_body(ChatCompletionRequest) | TIME_LIMIT,
-    responses=answers(ChatCompletion, *USUAL_ERRORS, *BODY_ERRORS, 429, streams=True),
+    responses=answers(ChatCompletion, *USUAL_ERRORS, *BODY_ERRORS, streams=True),
 )
 async def create_chat_completion(http: Request, context: Context) -> Response:
     """Answer a conversation."""
     with ExitStack() as resources:
         place = resources.enter_context(context.enter())
-        request = await read_body(http, ChatCompletionRequest, context.settings)
+        request = await context.bodies.read(http, ChatCompletionRequest)
         head = new_head("chatcmpl", context.resolve_model(request.model))
         reader = await context.prompt_reader()
         defaults = await context.sampling_defaults()

@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request, Response
 
 from server.context import Context
 from server.openapi import BODY_ERRORS, TIME_LIMIT, USUAL_ERRORS, answers, json_body
-from server.protocol.body import read_body
 from server.protocol.completions import CompletionRequest
 from server.replies.completions import CompletionReply
 from server.replies.schema import Completion
@@ -18,13 +17,13 @@ router = APIRouter()
 @router.post(
     "/v1/completions",
     openapi_extra=json_body(CompletionRequest) | TIME_LIMIT,
-    responses=answers(Completion, *USUAL_ERRORS, *BODY_ERRORS, 429, streams=True),
+    responses=answers(Completion, *USUAL_ERRORS, *BODY_ERRORS, streams=True),
 )
 async def create_completion(http: Request, context: Context) -> Response:
     """Continue one or many prompts, as text or as token ids."""
     with ExitStack() as resources:
         place = resources.enter_context(context.enter())
-        request = await read_body(http, CompletionRequest, context.settings)
+        request = await context.bodies.read(http, CompletionRequest)
         head = new_head("cmpl", context.resolve_model(request.model))
         params = request.to_sampling_params(await context.sampling_defaults())
         reader = await context.prompt_reader()

@@ -5,7 +5,6 @@ from fastapi import APIRouter, Request, Response
 from server.context import Context
 from server.openapi import BODY_ERRORS, USUAL_ERRORS, answers, json_body
 from server.prompts import off_loop
-from server.protocol.body import read_body
 from server.protocol.chat import Conversation
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from server.replies.schema import Text, Tokens
@@ -22,7 +21,7 @@ router = APIRouter()
 async def tokenize(http: Request, context: Context) -> Response:
     """The token ids of a text, or of messages as the chat template renders them."""
     context.require_ready()
-    request = await read_body(http, TokenizeRequest, context.settings)
+    request = await context.bodies.read(http, TokenizeRequest)
     context.resolve_model(request.model)
     reader = await context.prompt_reader()
     source = request.to_input()
@@ -51,7 +50,7 @@ async def tokenize(http: Request, context: Context) -> Response:
 async def detokenize(http: Request, context: Context) -> Response:
     """The text of token ids, special tokens included."""
     context.require_ready()
-    request = await read_body(http, DetokenizeRequest, context.settings)
+    request = await context.bodies.read(http, DetokenizeRequest)
     context.resolve_model(request.model)
     reader = await context.prompt_reader()
     return JsonReply({"prompt": await reader.decode(request.tokens)})

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from engine.client import EngineClient
 from engine.config import EngineConfig, EngineError
 from engine.intake import build_request
 from engine.protocols import EngineDeadError, Mailbox
-from scheduler import Request, SamplingParams
+from scheduler import FinishReason, Request, SamplingParams, TokenEvent
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -149,6 +149,47 @@ async def test_one_choice_is_aborted_and_the_others_go_on(
         assert tokens[0] == tokens[2] == cold(llama, prompt, 30)
         assert tokens[1] == tokens[0][: len(tokens[1])]
         await until(lambda stats: stats.pages_in_use == 0, client)
+
+
+class Listener:
+    """An observer that knows which choices are open."""
+
+    def __init__(self) -> None:
+        self.ended: set[tuple[str, int | None]] = set()
+        self.num_events = 0
+
+    def on_submit(self, request: Request) -> None:
+        pass
+
+    def on_step(self, events: Sequence[TokenEvent]) -> None:
+        for event in events:
+            assert (event.request_id, event.choice) not in self.ended
+            self.num_events += 1
+
+    def on_abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None:
+        self.ended.add((request_id, choice))
+
+    def on_death(self) -> None:
+        pass
+
+
+async def test_observers_hear_nothing_more_of_a_choice_that_was_ended(
+    tiny_model_dir: TinyModelDir, llama: LoadedEngine
+) -> None:
+    async with running(tiny_model_dir("llama")) as client:
+        client.observe(listener := Listener())
+        prompt = random_prompt(6)
+        mailbox = client.submit(
+            request(client, "a", prompt, 30, SamplingParams(temperature=0.0, n=2))
+        )
+        await mailbox.get()
+        time.sleep(0.2)  # the engine goes on meanwhile: its reports lie behind the abort
+        client.abort("a", 1, reason=FinishReason.STOP)
+        last = None
+        while last is None or last.finish_reason is None:
+            last = (await mailbox.get())[-1]
+        assert listener.ended == {("a", 1)}
+        assert 30 <= listener.num_events < 60
 
 
 async def test_a_killed_process_ends_every_stream(tiny_model_dir: TinyModelDir) -> None:

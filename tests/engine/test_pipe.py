@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_infos import engine_info
 
-from engine.config import EngineInfo
 from engine.loading import Progress
 from engine.messages import Abort, Fatal, Ready, ResetPrefixCache, Shutdown, Step, Submit
 from engine.pipe import DamagedMessageError, MessagePipe
@@ -43,28 +43,7 @@ REQUEST = Request(
     namespace="cos\nsystem\n",
     cache_report=True,
 )
-INFO = EngineInfo(
-    model="m",
-    model_dir=Path("/models/m"),
-    dtype="float32",
-    device="cpu",
-    threads=1,
-    layers="transformers",
-    attention="reference",
-    quantization=None,
-    weight_bytes=1,
-    vocab_size=10,
-    max_model_len=10,
-    page_size=4,
-    num_pages=4,
-    kv_cache_dtype="float32",
-    kv_cache_bytes=1,
-    max_num_seqs=1,
-    max_num_batched_tokens=1,
-    enable_prefix_caching=True,
-    load_seconds=1.0,
-    notes=("a note",),
-)
+INFO = engine_info(notes=("a note",))
 EVENT = TokenEvent(
     "a",
     0,

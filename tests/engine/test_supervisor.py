@@ -3,15 +3,17 @@ and service comes back, or ends with a reason."""
 
 import asyncio
 import os
+import resource
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from engine_infos import engine_info
 from scripted_process import (
     FAIL,
     HANG,
@@ -125,6 +127,44 @@ async def test_everyone_is_told_of_a_fault_and_service_comes_back(
         assert stats.finished_length == before.finished_length + 1
         assert stats.finished_error == num_others + 1
         assert stats.generation_tokens >= before.generation_tokens + 20
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """The system refuses to open anything: pipes, sockets, processes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_life_that_the_system_cannot_start_is_a_death_like_others(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as supervisor:
+        await supervisor.wait_ready()
+        with no_more_files():
+            with pytest.raises(EngineDeadError):
+                await read(supervisor.submit(request("a", (KILL,), 20)))
+            await until(lambda: supervisor.vitals.num_restarts == 2)
+        await serves_again(supervisor)
+        assert len(lives(tmp_path)) == 2
+
+
+async def test_an_engine_that_stood_still_with_the_whole_machine_does_not_hang(
+    tmp_path: Path,
+) -> None:
+    async with supervised(tmp_path, step_timeout=TIMEOUT) as supervisor:
+        await supervisor.wait_ready()
+        assert await read(supervisor.submit(request("first"))) == scripted_answer(PROMPT, 6)
+        assert supervisor.process_id is not None
+        os.kill(supervisor.process_id, signal.SIGSTOP)
+        mailbox = supervisor.submit(request("a"))
+        await asyncio.sleep(0)
+        time.sleep(1.3 * TIMEOUT)  # we stand still as well
+        os.kill(supervisor.process_id, signal.SIGCONT)
+        assert await read(mailbox) == scripted_answer(PROMPT, 6)
+        assert supervisor.vitals.num_stalls == 0
 
 
 async def test_counters_never_fall_over_restarts(tmp_path: Path) -> None:
@@ -301,27 +341,7 @@ async def test_a_request_that_fails_alone_is_no_fault_of_the_engine(tmp_path: Pa
 def test_a_later_life_takes_over_what_the_first_one_decided(tmp_path: Path) -> None:
     from engine.supervisor import _like
 
-    info = EngineInfo(
-        model="m",
-        model_dir=tmp_path,
-        dtype="float32",
-        device="cpu",
-        threads=2,
-        layers="transformers",
-        attention="gathered",
-        quantization=None,
-        weight_bytes=1,
-        vocab_size=10,
-        max_model_len=128,
-        page_size=16,
-        num_pages=40,
-        kv_cache_dtype="float32",
-        kv_cache_bytes=1,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        enable_prefix_caching=True,
-        load_seconds=1.0,
-    )
+    info = engine_info(threads=2, attention="gathered", max_model_len=128, num_pages=40)
     config = EngineConfig(model="m", kv_cache_memory_bytes=2**30)
     assert _like(config, info) == EngineConfig(
         model="m",

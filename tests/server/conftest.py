@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from engine_infos import engine_info
 from fake_engine import FakeEngine
 from live_server import LiveServer
 from starlette.middleware import Middleware
@@ -72,26 +73,14 @@ def new_engine(model_dir: Path, tokenizer: Tokenizer) -> Callable[..., FakeEngin
     token; a list of ids or a function (request, choice) -> ids is taken as it is. Keywords of
     `EngineInfo` and of `FakeEngine`."""
     [end] = tokenizer.eos_token_ids
-    info = EngineInfo(
-        model="tiny",
+    info = engine_info(
         model_dir=model_dir,
-        dtype="float32",
-        device="cpu",
-        threads=1,
         layers="scripted",
         attention="scripted",
-        quantization=None,
-        weight_bytes=1,
         vocab_size=tokenizer.vocab_size,
-        max_model_len=256,
-        page_size=4,
         num_pages=256,
-        kv_cache_dtype="float32",
-        kv_cache_bytes=2**20,
         max_num_seqs=64,
         max_num_batched_tokens=512,
-        enable_prefix_caching=True,
-        load_seconds=0.5,
         notes=("a note",),
     )
     info_fields = {field.name for field in dataclasses.fields(EngineInfo)}

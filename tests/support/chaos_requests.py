@@ -21,6 +21,8 @@ _QUESTIONS = (
     "Write one sentence about the sea, then one about the mountains.",
     "Count from one to ten.",
 )
+# Mostly few; the longest outgrow the pool.
+_NUM_TOKENS = (1, 2, 3, 4, 4, 6, 6, 8, 8, 12, 12, 24, 48)
 _STOPS = ([], [], [], [" the"], ["\n"], [",", " and"])
 
 
@@ -33,10 +35,18 @@ class GoodRequest:
     body: dict[str, Any] = field(hash=False)
 
 
+# Alone it has just room in the smallest pool; beside any other somebody is preempted.
+_LARGE = GoodRequest(
+    COMPLETIONS,
+    {"prompt": " ".join(_STORIES[:2]), "max_tokens": 40, "n": 3, "temperature": 1, "seed": 1}
+    | {"ignore_eos": True},
+)
+
+
 def good_requests(count: int, seed: int) -> list[GoodRequest]:
     """Distinct ones, of all lengths, many of which begin alike."""
     rng = random.Random(seed)
-    requests: dict[str, GoodRequest] = {}
+    requests = {"": _LARGE}
     while len(requests) < count:
         request = _good_request(rng)
         requests[json.dumps(request.body, sort_keys=True)] = request
@@ -44,7 +54,7 @@ def good_requests(count: int, seed: int) -> list[GoodRequest]:
 
 
 def _good_request(rng: random.Random) -> GoodRequest:
-    body: dict[str, Any] = {"max_tokens": rng.choice([1, 2, 4, 6, 8, 12, 24, 40])}
+    body: dict[str, Any] = {"max_tokens": rng.choice(_NUM_TOKENS)}
     if rng.random() < 0.5:
         body["temperature"] = 0
     else:

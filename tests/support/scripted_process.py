@@ -11,10 +11,12 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from engine.client import EngineBuilder
-from engine.config import EngineError, EngineInfo
+from engine_infos import engine_info
+
+from engine.config import EngineError
 from engine.engine import Engine
 from engine.loading import Reporter
+from engine.main_loop import EngineBuilder
 from engine.protocols import StepRunner
 from kv_cache import CacheManager
 from scheduler import Chunk, ChunkResult, Sample, Scheduler, SchedulerConfig, StepPlan, StepResult
@@ -70,26 +72,15 @@ class ScriptedRunner:
 
 def scripted_engine(runner: StepRunner, model_dir: Path) -> Engine:
     """The real scheduler and cache over any runner."""
-    info = EngineInfo(
+    info = engine_info(
         model="scripted",
         model_dir=model_dir,
-        dtype="float32",
-        device="cpu",
-        threads=1,
-        layers="transformers",
         attention="scripted",
-        quantization=None,
-        weight_bytes=1,
-        vocab_size=310,
         max_model_len=NUM_PAGES * PAGE_SIZE,
         page_size=PAGE_SIZE,
         num_pages=NUM_PAGES,
-        kv_cache_dtype="float32",
-        kv_cache_bytes=0,
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_TOKENS,
-        enable_prefix_caching=True,
-        load_seconds=0.0,
     )
     config = SchedulerConfig(max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_TOKENS)
     return Engine(Scheduler(config, CacheManager(NUM_PAGES, PAGE_SIZE)), runner, info)

@@ -19,6 +19,7 @@ from clients.bench.options import (
     BenchOptions,
     ErrorLimit,
     Sweep,
+    check_url,
     choose_endpoint,
     choose_pace,
 )
@@ -71,7 +72,7 @@ def read_options(arguments: Sequence[str]) -> BenchOptions:
     if given.api_key:
         headers["Authorization"] = f"Bearer {given.api_key}"
     return BenchOptions(
-        url=given.url.rstrip("/").removesuffix("/v1"),
+        url=check_url(given.url),
         model=given.model,
         headers=headers,
         insecure=given.insecure,

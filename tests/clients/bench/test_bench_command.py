@@ -307,6 +307,15 @@ def test_prompts_that_lack_usage_are_counted_by_pieces(serve: Serve, tmp_path: P
         (["--dataset", "mooncake"], "--dataset-path"),
         (["-c", "0"], "--max-concurrency must be above 0"),
         (["--request-rate", "0"], "--request-rate must be above 0"),
+        (["--timeout", "-1"], "--timeout must not be negative"),
+        (["--num-warmups", "-1"], "--num-warmups must not be negative"),
+        (["--header", "X=\u00e9"], "the header X holds characters"),
+        (["--json", "no/such/folder/x.json"], "cannot write no/such/folder/x.json: no folder"),
+        (["--output", "/"], "cannot write"),
+        (["--url", "localhost:8000"], "--url must be like http://host:port"),
+        (["--url", "http://h:99999"], "--url must be like http://host:port"),
+        (["--url", "http://me:secret@h:1"], "--url must hold no password"),
+        (["--url", "http://h:1/v1?key=1"], "--url must end at its path"),
     ],
 )
 def test_flags_that_make_no_sense_are_one_line(

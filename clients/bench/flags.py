@@ -22,6 +22,7 @@ from clients.bench.options import (
     check_url,
     choose_endpoint,
     choose_pace,
+    require_folder,
 )
 from clients.bench.plan import BadInput
 from clients.bench.summary import parse_goodput
@@ -67,6 +68,7 @@ def read_options(arguments: Sequence[str]) -> BenchOptions:
     """Raises `BadInput`; exits on flags that argparse refuses."""
     given = build_parser().parse_args(arguments)
     prefix: Path | None = given.output
+    require_folder(with_suffix(given.png, "-latency.png"))
     sweep = Sweep.parse(given.sweep) if given.sweep else None
     headers = dict(pair_of(header, "--header") for header in given.header)
     if given.api_key:
@@ -310,4 +312,6 @@ def pair_of(text: str, flag: str) -> tuple[str, str]:
 
 
 def with_suffix(prefix: Path | None, suffix: str) -> Path | None:
+    if prefix is not None and not prefix.name:
+        raise BadInput(f"{prefix} must be the beginning of a file's name")
     return None if prefix is None else prefix.with_name(prefix.name + suffix)

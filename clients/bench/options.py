@@ -119,7 +119,7 @@ class BenchOptions:
         for name, value in self.headers.items():
             if not f"{name}{value}".isascii() or "\n" in value or "\r" in value:
                 raise BadInput(f"the header {name} holds characters that no header can")
-        for path in (self.json_path, self.csv_path, self.html_path, self.png_path):
+        for path in (self.json_path, self.csv_path, self.html_path):
             require_folder(path)
 
     @property

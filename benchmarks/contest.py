@@ -115,7 +115,7 @@ class Contest:
             f"{workload.name}, {contender.name}, pass {number + 1}: {count} failed, {kind}"
             for kind, count in result["errors_by_kind"].items()
         ]
-        if took > self._limits.repeat:
+        if result["duration"] > self._limits.repeat:
             self._done.add((workload.name, contender.name))
 
     def _awake(self, contender: Contender, workload: Workload) -> RunningServer:

@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeat-seconds",
         type=float,
-        default=120.0,
+        default=300.0,
         metavar="S",
         help="a run that took longer is not repeated by that server in later passes",
     )

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.run import ROOT, say
+from benchmarks.contest import say
+from benchmarks.run import ROOT
 from benchmarks.servers import PEERS_HOME
 from benchmarks.tables import machine, spread
 from benchmarks.workloads import WORKLOADS, Workload

@@ -5,6 +5,7 @@ where they are (SIGSTOP to the whole process group) and `resume` lets them go on
 """
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.request import urlopen
@@ -66,7 +68,8 @@ class Octavo(Contender):
 
     def __init__(self, label: str, flags: Sequence[str], model: str) -> None:
         name = f"Octavo {label}".strip()
-        super().__init__(name, _output(sys.executable, "-m", "server.cli", "--version"))
+        version = _output(sys.executable, "-m", "server.cli", "--version")
+        super().__init__(name, f"{version} {shlex.join(flags)}".strip())
         self._flags = tuple(flags)
         self._model = model
 
@@ -84,7 +87,7 @@ class Vllm(Contender):
         self._home = PEERS_HOME / "vllm"
         python = str(self._home / "bin" / "python")
         version = _output(python, "-c", "import importlib.metadata as m; print(m.version('vllm'))")
-        super().__init__("vLLM", f"vLLM {version}")
+        super().__init__("vLLM", f"vLLM {version} {shlex.join(flags)}".strip())
         self._model_dir = model_dir
         self._flags = tuple(flags)
 
@@ -106,7 +109,7 @@ class Vllm(Contender):
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         }
         command = (str(self._home / "bin" / "vllm"), "serve", str(self._model_dir))
-        settings = ("--dtype", "bfloat16", "--max-model-len", "4096", "--host", "127.0.0.1")
+        settings = ("--max-model-len", "4096", "--host", "127.0.0.1")
         name = ("--served-model-name", "smollm2-135m", "--port", str(port))
         return Launch(self.name, (*command, *settings, *name, *self._flags), environment)
 
@@ -118,7 +121,8 @@ class LlamaCpp(Contender):
         self._python = str(PEERS_HOME / "llama" / "bin" / "python")
         script = "import importlib.metadata as m; print(m.version('xllamacpp'))"
         version = _output(self._python, "-c", script)
-        super().__init__("llama.cpp", f"xllamacpp {version}, {gguf.name}")
+        kind = gguf.stem.rpartition(".")[2]
+        super().__init__(f"llama.cpp {kind}", f"xllamacpp {version}, {gguf.name}")
         self._gguf = gguf
 
     @staticmethod
@@ -138,7 +142,9 @@ class RunningServer:
 
     def __init__(self, launch: Launch, port: int, log: Path) -> None:
         self.launch = launch
+        self.port = port
         self.url = f"http://127.0.0.1:{port}"
+        self.was_ready = False
         self._log = log
         with log.open("ab") as file:
             self._process = subprocess.Popen(
@@ -155,28 +161,32 @@ class RunningServer:
         began = time.monotonic()
         while (waited := time.monotonic() - began) < seconds:
             if self._process.poll() is not None:
-                raise ServerError(f"{self.launch.name} ended at start; see {self._log}")
+                when = "later" if self.was_ready else "at start"
+                raise ServerError(f"{self.launch.name} ended {when}; see {self._log}")
             if _answers(self.url + self.launch.ready_path):
+                self.was_ready = True
                 return waited
             time.sleep(_POLL_SECONDS)
         raise ServerError(f"{self.launch.name} not ready after {seconds:g} s; see {self._log}")
 
     def pause(self) -> None:
-        os.killpg(self._process.pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        os.killpg(self._process.pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        if self._process.poll() is not None:
-            return
+        """All of its processes, also when the first has ended by itself."""
+        self._signal(signal.SIGTERM)
         self.resume()
-        os.killpg(self._process.pid, signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):  # none of them is left
+            os.killpg(self._process.pid, number)
 
 
 def free_port() -> int:

@@ -28,6 +28,32 @@ class Pass:
     result: Result
 
 
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A server as the table names it."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a table is made of. The first server is the base of all ratios; `workloads` say what
+    each is; `notes` are what went wrong; `command` is how to do it again."""
+
+    servers: Sequence[Entrant]
+    workloads: Mapping[str, str]
+    passes: Sequence[Pass]
+    notes: Sequence[str]
+    command: str
+
+    def results(self, workload: str, server: str) -> dict[int, Result]:
+        """By the number of the pass."""
+        return {
+            p.number: p.result for p in self.passes if p.workload == workload and p.server == server
+        }
+
+
 def write_between_markers(page: Path, text: str) -> None:
     """Raises `ValueError` if the page has no markers."""
     content = page.read_text()
@@ -38,31 +64,31 @@ def write_between_markers(page: Path, text: str) -> None:
     page.write_text(f"{head}{BEGIN}\n{text.strip()}\n{END}{tail}")
 
 
-def markdown(
-    passes: Sequence[Pass],
-    servers: Sequence[tuple[str, str]],
-    workloads: Mapping[str, str],
-    command: str,
-) -> str:
-    """`servers` as (name, version), the base of all ratios first; `workloads` say what each is."""
-    names = [name for name, _ in servers]
-    base = names[0]
+def markdown(table: Table) -> str:
+    """A row a server and workload, below a paragraph that says how to read it."""
+    base = table.servers[0].name
+    most = max((p.number for p in table.passes), default=-1) + 1
+    versions = "; ".join(f"{server.name}: {server.version}" for server in table.servers)
     lines = [
-        f"Measured on {date.today().isoformat()}: {machine()}. "
-        f"{'; '.join(f'{name}: {version}' for name, version in servers)}.",
+        f"Measured on {date.today().isoformat()}: {machine()}. {versions}.",
         "",
-        f"Output tokens/s: median of {max(p.number for p in passes) + 1} alternations "
-        "(least to most); below it the median time to first text, between tokens, and the prefix "
-        f"hit rate by tokens. Ratios are {base} over the other, pass by pass. "
-        f"Command: `{command}`.",
+        f"Each figure is the median of {most} alternations, with the least and the most of them "
+        'behind it; where a server was run fewer times, "passes" says how often. Greedy, answers '
+        "of fixed length, prompts that nobody has seen. Hits: prompt tokens found in the cache. "
+        f"Ratio: output tokens/s of {base} over this server's, taken within each pass.",
         "",
-        f"| | what | {' | '.join([*names, *(f'ratio to {name}' for name in names[1:])])} |",
-        "|---|---|" + "--:|" * (2 * len(names) - 1),
+        f"```bash\n{table.command}\n```",
+        "",
+        "| | server | output tokens/s | first text, ms | between tokens, ms | hits | failed | "
+        f"passes | ratio of {base} |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for name, what in workloads.items():
-        cells = [_cell([p.result for p in _of(passes, name, server)]) for server in names]
-        ratios = [_ratio(passes, name, base, other) for other in names[1:]]
-        lines.append(f"| {name} | {what} | {' | '.join([*cells, *ratios])} |")
+    for workload, what in table.workloads.items():
+        title = f"{workload}: {what}"
+        for server in table.servers:
+            lines.append(_row(table, title, workload, server.name))
+            title = ""
+    lines += ["", *(f"- {note}" for note in table.notes)] if table.notes else []
     return "\n".join(lines)
 
 
@@ -81,39 +107,47 @@ def machine() -> str:
 
 def spread(values: Sequence[float], digits: int = 1) -> str:
     """`45.1 (44.0 to 46.2)`, or the value alone."""
-    middle = f"{median(values):.{digits}f}"
+    middle = f"{median(values):,.{digits}f}"
     if len(values) < 2:
         return middle
-    return f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    return f"{middle} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
 
 
-def _of(passes: Sequence[Pass], workload: str, server: str) -> list[Pass]:
-    return [p for p in passes if p.workload == workload and p.server == server]
-
-
-def _cell(results: Sequence[Result]) -> str:
+def _row(table: Table, title: str, workload: str, server: str) -> str:
+    results = table.results(workload, server)
+    base = table.results(workload, table.servers[0].name)
     if not results:
-        return "-"
-    failed = sum(result["failed"] for result in results)
-    parts = [
-        f"**{spread([result['output_throughput'] for result in results])}**",
-        f"TTFT {_middle(results, 'median_ttft_ms')} ms",
-        f"ITL {_middle(results, 'median_itl_ms')} ms",
+        return f"| {title} | {server} | - | - | - | - | - | 0 | - |"
+    failed = sum(result["failed"] for result in results.values())
+    asked = failed + sum(result["completed"] for result in results.values())
+    hits = [hit for result in results.values() if (hit := _hit_rate(result)) is not None]
+    ratios = [
+        base[number]["output_throughput"] / result["output_throughput"]
+        for number, result in sorted(results.items())
+        if number in base and result["output_throughput"]
     ]
-    hits = [r["prefix_hit_rate"] for r in results if r["prefix_hit_rate"] is not None]
-    parts.append(f"hits {median(hits):.1%}" if hits else "hits unknown")
-    if failed:
-        parts.append(f"{failed} failed")
-    return "<br>".join(parts)
+    cells = [
+        title,
+        server,
+        f"**{spread([result['output_throughput'] for result in results.values()])}**",
+        _middle(results.values(), "median_ttft_ms", 0),
+        _middle(results.values(), "median_itl_ms", 1),
+        f"{median(hits):.1%}" if hits else "not told",
+        f"{failed} of {asked}" if failed else "0",
+        str(len(results)),
+        spread(ratios, 2) if ratios and server != table.servers[0].name else "-",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
-def _middle(results: Sequence[Result], key: str) -> str:
+def _hit_rate(result: Result) -> float | None:
+    """By usage, else as the server counts; None if it tells neither."""
+    told: float | None = result["prefix_hit_rate"]
+    if told is None and result["server_metrics"]:
+        told = result["server_metrics"]["prefix_hit_rate"]
+    return told
+
+
+def _middle(results: Any, key: str, digits: int) -> str:
     known = [result[key] for result in results if result[key] is not None]
-    return f"{median(known):,.0f}" if known else "-"
-
-
-def _ratio(passes: Sequence[Pass], workload: str, base: str, other: str) -> str:
-    ours = {p.number: p.result["output_throughput"] for p in _of(passes, workload, base)}
-    theirs = {p.number: p.result["output_throughput"] for p in _of(passes, workload, other)}
-    ratios = [ours[n] / theirs[n] for n in sorted(ours.keys() & theirs.keys()) if theirs[n]]
-    return spread(ratios, 2) if ratios else "-"
+    return spread(known, digits) if known else "-"

@@ -23,6 +23,9 @@ class Workload:
     def longest(self) -> int:
         return self.prefix_len + self.input_len + self.output_len
 
+    def describe(self, share: float = 1.0) -> str:
+        return f"{self.what}, {self.scaled(share)} prompts"
+
     def octavo_flags(self, share: float = 1.0) -> list[str]:
         """`share` of the prompts, for a trial: at least as many as run at once."""
         flags = [

@@ -34,7 +34,9 @@ class AnswerReader:
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         self._status = status
-        self._streams = "event-stream" in headers.get("content-type", "")
+        # Some servers stream under another name, or none; an error's body is JSON or a page.
+        kind = headers.get("content-type", "")
+        self._streams = "json" not in kind and "html" not in kind
         self._record.request_id = headers.get("x-request-id")
 
     def on_body(self, data: bytes, now: float) -> None:
@@ -89,8 +91,8 @@ class AnswerReader:
         text = _text_of(choice)
         if text:
             record.text_times.append(now)
-            if usage:
-                record.token_counts.append(usage["completion_tokens"])
+            if usage and isinstance(told := usage.get("completion_tokens"), int):
+                record.token_counts.append(told)
             if self._keep_text:
                 self._pieces.append(text)
         if reason := choice.get("finish_reason"):

@@ -68,10 +68,12 @@ class Benchmark:
         self._argv = argv
         self._current: LoadRun | None = None
         self._outcome = BenchOutcome()
+        self._main: asyncio.Task[Any] | None = None
 
     async def run(self) -> BenchOutcome:
         """All runs. Raises `BadInput` before the first one, and what a dataset raises."""
         options = self._options
+        self._main = asyncio.current_task()
         server = Server(
             options.url, options.headers, endpoint=options.endpoint, insecure=options.insecure
         )
@@ -84,16 +86,22 @@ class Benchmark:
                     await self._one(server, pool, maker, pace, number)
                     if self._outcome.interrupted:
                         break
+        except asyncio.CancelledError:
+            if not self._outcome.interrupted:
+                raise
         finally:
             await pool.close()
             await server.close()
         return self._outcome
 
     def _interrupt(self) -> None:
-        """Ctrl-C: what was finished is reported. Between runs it ends the program as usual."""
-        self._outcome.interrupted = True
-        if self._current is not None:
+        """Ctrl-C: what was finished is reported. Between runs, or the second time, nothing more is
+        waited for."""
+        again, self._outcome.interrupted = self._outcome.interrupted, True
+        if self._current is not None and not again:
             self._current.stop()
+        elif self._main is not None:
+            self._main.cancel()
 
     async def _find_words(self, server: Server) -> Vocabulary | None:
         options = self._options
@@ -129,13 +137,15 @@ class Benchmark:
         cpu = time.process_time()
         state = await self._watched(run, self._title(pace, number))
         cpu = time.process_time() - cpu
-        after = await _reading(server)
         result = self._result(state, workload, pace, server, seed, vocabulary)
         result["client_cpu_share"] = cpu / state.duration if state.duration else None
-        result["server_metrics"] = growth(before, after) if before and after else None
-        result["server_version"] = await server.version()
+        result["server_metrics"] = result["server_version"] = None
+        # Kept before the server is asked again: it may hang, and the user end the wait.
         self._outcome.results.append(result)
         self._outcome.records.append(state.records)
+        after = await _reading(server)
+        result["server_metrics"] = growth(before, after) if before and after else None
+        result["server_version"] = await server.version()
 
     def _workload(self, vocabulary: Vocabulary | None, seed: int) -> Workload:
         maker = PromptMaker(vocabulary, seed) if vocabulary is not None else None

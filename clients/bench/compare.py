@@ -71,7 +71,7 @@ def compare_runs(
         low = high = math.nan
         if figure is not None and (key not in _CLOSED_ONLY or (_closed(base) and _closed(other))):
             low, high = bootstrap_ratio(*requests, figure, resamples=resamples, seed=seed)
-        if key in _CLOSED_ONLY:
+        if key in _CLOSED_ONLY and not math.isnan(low):
             # The run's figure counts the ramps at both ends, which requests cannot tell: their
             # spread is carried over to its ratio.
             low, high = _recentred(low, high, requests, figure, other[key] / base[key])
@@ -191,8 +191,7 @@ def _recentred(
     figure: Callable[[Sequence[_Request]], float] | None,
     ratio: float,
 ) -> tuple[float, float]:
-    if math.isnan(low) or figure is None:
-        return low, high
+    assert figure is not None
     centre = figure(requests[1]) / figure(requests[0])
     return low / centre * ratio, high / centre * ratio
 

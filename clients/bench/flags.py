@@ -19,8 +19,10 @@ from clients.bench.options import (
     BenchOptions,
     ErrorLimit,
     Sweep,
+    check_url,
     choose_endpoint,
     choose_pace,
+    require_folder,
 )
 from clients.bench.plan import BadInput
 from clients.bench.summary import parse_goodput
@@ -66,12 +68,13 @@ def read_options(arguments: Sequence[str]) -> BenchOptions:
     """Raises `BadInput`; exits on flags that argparse refuses."""
     given = build_parser().parse_args(arguments)
     prefix: Path | None = given.output
+    require_folder(with_suffix(given.png, "-latency.png"))
     sweep = Sweep.parse(given.sweep) if given.sweep else None
     headers = dict(pair_of(header, "--header") for header in given.header)
     if given.api_key:
         headers["Authorization"] = f"Bearer {given.api_key}"
     return BenchOptions(
-        url=given.url.rstrip("/").removesuffix("/v1"),
+        url=check_url(given.url),
         model=given.model,
         headers=headers,
         insecure=given.insecure,
@@ -309,4 +312,6 @@ def pair_of(text: str, flag: str) -> tuple[str, str]:
 
 
 def with_suffix(prefix: Path | None, suffix: str) -> Path | None:
+    if prefix is not None and not prefix.name:
+        raise BadInput(f"{prefix} must be the beginning of a file's name")
     return None if prefix is None else prefix.with_name(prefix.name + suffix)

@@ -7,16 +7,19 @@ through httpx. Proxies of the environment are not used: they would be what is me
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from clients.bench.plan import BadInput
 from clients.bench.reply_parser import ReplyError, ReplyParser, Sink
 
 # Well below the few seconds after which servers close an idle connection, perhaps just as a request
 # goes out on it.
 IDLE_SECONDS = 2.0
+# Some servers (llama.cpp's) close a connection behind every stream without having said so. What was
+# sent on it at once would be lost: their close is waited for.
+SETTLE_SECONDS = 0.25
 
 
 class Transport(Protocol):
@@ -103,9 +106,9 @@ class _Connection(asyncio.Protocol):
 
 
 class HttpPool:
-    """Connections to one server. One that has not been idle for long is used again, since servers
-    close those that have; else a new one is made, without limit: how many requests run at once is
-    the load's affair. Nothing is ever sent twice."""
+    """Connections to one server. One that has been idle for a while, but not for long, is used
+    again; else a new one is made, without limit: how many requests run at once is the load's
+    affair. Nothing is ever sent twice."""
 
     def __init__(
         self,
@@ -113,13 +116,12 @@ class HttpPool:
         headers: Mapping[str, str],
         *,
         insecure: bool = False,
+        settle_seconds: float = SETTLE_SECONDS,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
-        """`insecure` skips the check of the server's certificate. Raises `BadInput`."""
+        """`insecure` skips the check of the server's certificate."""
         parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadInput(f"--url must be like http://host:port, got {base_url!r}")
-        self._host = parts.hostname
+        self._host = parts.hostname or ""
         self._ssl = None
         if parts.scheme == "https":
             self._ssl = ssl.create_default_context()
@@ -129,7 +131,7 @@ class HttpPool:
         self._port = parts.port or (443 if self._ssl else 80)
         self._prefix = parts.path.rstrip("/")
         lines = {
-            "Host": parts.netloc.rpartition("@")[2],
+            "Host": parts.netloc,
             "Content-Type": "application/json",
             "Accept": "text/event-stream",
             "Accept-Encoding": "identity",
@@ -137,8 +139,9 @@ class HttpPool:
             **headers,
         }
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._settle_seconds = settle_seconds
         self._idle_seconds = idle_seconds
-        self._idle: list[_Connection] = []
+        self._idle: deque[_Connection] = deque()  # the longest idle first
         self._busy: set[_Connection] = set()
 
     async def post(self, path: str, body: bytes, sink: Sink) -> None:
@@ -164,8 +167,10 @@ class HttpPool:
     async def _take(self) -> _Connection:
         loop = asyncio.get_running_loop()
         while self._idle:
-            connection = self._idle.pop()
-            idle = loop.time() - connection.idle_since
+            idle = loop.time() - self._idle[0].idle_since
+            if self._idle[0].usable and idle < self._settle_seconds:
+                break
+            connection = self._idle.popleft()
             if connection.usable and idle < self._idle_seconds:
                 return connection
             connection.abort()

@@ -4,10 +4,12 @@
 """
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from clients.bench.arrivals import Ramp
 from clients.bench.datasets import DatasetOptions
@@ -109,6 +111,17 @@ class BenchOptions:
     show_progress: bool = True
     quiet: bool = False
 
+    def __post_init__(self) -> None:
+        if self.request_timeout is not None and not self.request_timeout > 0:
+            raise BadInput(f"--timeout must not be negative, got {self.request_timeout:g}")
+        if self.num_warmups < 0:
+            raise BadInput(f"--num-warmups must not be negative, got {self.num_warmups}")
+        for name, value in self.headers.items():
+            if not f"{name}{value}".isascii() or "\n" in value or "\r" in value:
+                raise BadInput(f"the header {name} holds characters that no header can")
+        for path in (self.json_path, self.csv_path, self.html_path):
+            require_folder(path)
+
     @property
     def is_chat(self) -> bool:
         return self.endpoint.rstrip("/").endswith("chat/completions")
@@ -116,6 +129,35 @@ class BenchOptions:
     def paces(self) -> list[Pace]:
         """Of every run, in order."""
         return [self.pace] if self.sweep is None else self.sweep.paces(self.pace)
+
+
+def check_url(text: str) -> str:
+    """The server's address without the `/v1` that other tools want. Raises `BadInput`."""
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise BadInput(f"--url must be like http://host:port, got {text!r}")
+    if "@" in parts.netloc:
+        # It would be saved with the results.
+        raise BadInput("--url must hold no password: --header 'Authorization=Basic ...' sends one")
+    if parts.query or parts.fragment:
+        raise BadInput(f"--url must end at its path, got {text!r}")
+    return text.rstrip("/").removesuffix("/v1")
+
+
+def require_folder(path: Path | None) -> None:
+    """A file that cannot be written is found before the run. Raises `BadInput`."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise BadInput(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise BadInput(f"cannot write {path}: no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise BadInput(f"cannot write {path}: not allowed")
 
 
 def choose_endpoint(name: str | None, dataset: str) -> str:

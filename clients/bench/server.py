@@ -14,6 +14,8 @@ from clients.bench.answer import error_message
 from clients.bench.plan import BadInput
 
 _TIMEOUT = 120.0
+# Of what a run can do without: a server that hangs must not keep the figures from whoever waits.
+_SHORT_TIMEOUT = 5.0
 _RETRY_SECONDS = 0.5
 
 
@@ -112,12 +114,12 @@ class Server:
 
     async def metrics_text(self) -> str:
         """Raises `ServerFailure`."""
-        return (await self._send("GET", "/metrics")).text
+        return (await self._send("GET", "/metrics", timeout=_SHORT_TIMEOUT)).text
 
     async def version(self) -> str | None:
         """What the server calls itself, where it says so."""
         try:
-            data = (await self._send("GET", "/version")).json()
+            data = (await self._send("GET", "/version", timeout=_SHORT_TIMEOUT)).json()
         except (ServerFailure, ValueError):
             return None
         version = data.get("version") if isinstance(data, dict) else None

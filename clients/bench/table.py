@@ -4,6 +4,7 @@ mistrust.
 `warnings` are the lines that say why a figure may not mean what it seems to.
 """
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -72,6 +73,11 @@ def warnings(run: dict[str, Any]) -> list[str]:
     ]
     if run["cancelled"]:
         lines.append(f"{run['cancelled']} cut off when the run was interrupted")
+    if _mostly_ramps(run):
+        lines.append(
+            f"{run['completed']} answers at up to {run['max_concurrency']} at once: the run is "
+            "mostly its beginning and end, -n makes it longer"
+        )
     if run["requests_without_usage"]:
         lines.append("the server told no usage: a piece of text was counted as a token")
     elif abs((run["tokens_per_chunk"] or 1) - 1) > _ODD_CHUNKS:
@@ -103,6 +109,11 @@ def warnings(run: dict[str, Any]) -> list[str]:
     return lines
 
 
+def percentile_names(run: dict[str, Any]) -> list[str]:
+    """Those that the run was asked for: p50, p99 and so on."""
+    return [key[: -len("_ttft_ms")] for key in run if re.match(r"p[\d.]+_ttft_ms$", key)]
+
+
 def number(value: float | None, digits: int = 0) -> str:
     """A dash for what is not known. More digits where there are few before the point."""
     if value is None:
@@ -114,6 +125,12 @@ def number(value: float | None, digits: int = 0) -> str:
 
 def share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
+
+
+def _mostly_ramps(run: dict[str, Any]) -> bool:
+    """A closed loop in which each place served less than twice, so that it was seldom full."""
+    closed = run["max_concurrency"] is not None and run["request_rate"] in ("inf", math.inf)
+    return closed and 0 < run["completed"] < 2 * run["max_concurrency"] > 2
 
 
 def _figures(run: dict[str, Any]) -> Table:
@@ -156,8 +173,7 @@ def _rows(run: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _latency_table(run: dict[str, Any]) -> Table:
-    percents = [key[: -len("_ttft_ms")] for key in run if re.match(r"p[\d.]+_ttft_ms$", key)]
-    names = ["mean", *percents, "max"]
+    names = ["mean", *percentile_names(run), "max"]
     table = Table(title="milliseconds", title_justify="left")
     table.add_column("", no_wrap=True)
     for name in names:

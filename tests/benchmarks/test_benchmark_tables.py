@@ -10,7 +10,16 @@ import pytest
 
 from benchmarks.run import main
 from benchmarks.servers import Launch, RunningServer, ServerError, free_port
-from benchmarks.tables import BEGIN, END, Pass, markdown, spread, write_between_markers
+from benchmarks.tables import (
+    BEGIN,
+    END,
+    Entrant,
+    Pass,
+    Table,
+    markdown,
+    spread,
+    write_between_markers,
+)
 from benchmarks.workloads import WORKLOADS
 
 
@@ -20,30 +29,34 @@ def result(speed: float, hits: float | None = 0.0, failed: int = 0) -> dict[str,
         "median_ttft_ms": 100.0,
         "median_itl_ms": 20.0,
         "prefix_hit_rate": hits,
+        "server_metrics": None,
+        "completed": 6,
         "failed": failed,
     }
 
 
 def test_the_table_has_medians_ranges_and_ratios_within_passes() -> None:
+    counted = {**result(20, None), "server_metrics": {"prefix_hit_rate": 0.25}}
     passes = [
         Pass(0, "W1", "Octavo", result(100)),
         Pass(0, "W1", "vLLM", result(50, None)),
         Pass(1, "W1", "Octavo", result(60)),
-        Pass(1, "W1", "vLLM", result(20, None)),
-        Pass(0, "W2", "Octavo", result(10, 0.5, failed=3)),
+        Pass(1, "W1", "vLLM", counted),
+        Pass(0, "W2", "Octavo", result(10, failed=3)),
     ]
-    servers = [("Octavo", "1.0"), ("vLLM", "vLLM 9")]
-    text = markdown(passes, servers, {"W1": "one", "W2": "two"}, "make bench")
-    row = next(line for line in text.splitlines() if line.startswith("| W1"))
-    assert "**80.0 (60.0 to 100.0)**" in row
-    assert "**35.0 (20.0 to 50.0)**" in row
-    assert "2.50 (2.00 to 3.00)" in row
-    assert "hits 0.0%" in row
-    assert "hits unknown" in row
-    assert "3 failed" in text
-    assert "`make bench`" in text
-    widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
-    assert len(widths) == 1
+    servers = [Entrant("Octavo", "1.0"), Entrant("vLLM", "vLLM 9")]
+    notes = ["W2, vLLM: not done after 5 s"]
+    text = markdown(Table(servers, {"W1": "one", "W2": "two"}, passes, notes, "make bench"))
+    one, two, three, four = (line for line in text.splitlines() if line.startswith(("| W", "|  |")))
+    assert "| W1: one | Octavo | **80.0 (60.0 to 100.0)** | 100 (100 to 100) |" in one
+    assert one.endswith("| 0.0% | 0 | 2 | - |")
+    assert "**35.0 (20.0 to 50.0)**" in two
+    assert two.endswith("| 25.0% | 0 | 2 | 2.50 (2.00 to 3.00) |")
+    assert three.endswith("| 3 of 9 | 1 | - |")
+    assert four == "|  | vLLM | - | - | - | - | - | 0 | - |"
+    assert "```bash\nmake bench\n```" in text
+    assert text.endswith("- W2, vLLM: not done after 5 s")
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
 
 
 def test_one_value_has_no_range() -> None:

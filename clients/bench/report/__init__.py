@@ -14,6 +14,8 @@ from clients.bench.report.sections import (
     bars,
     comparison,
     distributions,
+    moment,
+    percentiles,
     settings,
     sweep_curves,
     sweep_table,
@@ -34,7 +36,7 @@ def render_report(files: Sequence[ResultFile]) -> str:
         raise BadInput(f"at most {MAX_FILES} results go on one page, got {len(files)}")
     names = ", ".join(file.name for file in files)
     run = files[0].runs[0]
-    subtitle = f"{run.get('dataset', 'load test')}, {run.get('model_id', '')}, {run['date']}"
+    subtitle = f"{run.get('dataset', 'load test')}, {run.get('model_id', '')}, {moment(run)}"
     body = _single(files) if files[0].sweep is None else _sweeps(files)
     return page(f"Load test: {names}", subtitle, body)
 
@@ -65,6 +67,9 @@ def _single(files: Sequence[ResultFile]) -> str:
     named = [(file.name, file.runs[0]) for file in files]
     alone = len(files) == 1
     parts = [tiles(named[0][1]) if alone else section("Side by side", comparison(files), card=True)]
+    for name, run in named:
+        table = percentiles(run)
+        parts.append(section(f"Latencies{'' if alone else f': {name}'}", table, card=True))
     parts.append(section("Latencies, cumulative", distributions(named), grid=True))
     for name, run in named:
         after = "" if alone else f": {name}"

@@ -5,13 +5,14 @@ Works on what a result file holds, ours or that of `vllm bench serve`; what one 
 
 import math
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from html import escape
 from typing import Any
 
 from clients.bench.compare import compare_runs, pairs
 from clients.bench.report.charts import Axis, Series, chart, thinned, waterfall
 from clients.bench.results import ResultFile, setting_of
-from clients.bench.table import number, share, warnings
+from clients.bench.table import number, percentile_names, share, warnings
 
 Run = dict[str, Any]
 _LATENCIES = (
@@ -46,6 +47,25 @@ def tiles(run: Run) -> str:
         for name, value, unit in entries
     )
     return f'<div class="tiles">{cells}</div>'
+
+
+def percentiles(run: Run) -> str:
+    """Means and percentiles in ms, those that the run was asked for."""
+    names = ["mean", *percentile_names(run), "max"]
+    rows = [
+        [title, *(number(run.get(f"{name}_{key}_ms"), 1) for name in names)]
+        for key, title in _LATENCIES
+    ]
+    return html_table(("ms", *names), rows)
+
+
+def moment(run: Run) -> str:
+    """When it was measured, as people write it."""
+    date = str(run.get("date", ""))
+    try:
+        return datetime.strptime(date, "%Y%m%d-%H%M%S").strftime("%Y-%m-%d %H:%M:%S")
+    except ValueError:
+        return date
 
 
 def distributions(named: Sequence[tuple[str, Run]]) -> str:
@@ -233,11 +253,11 @@ def settings(run: Run) -> str:
             ("dataset", "dataset"),
             ("prompts", "prompt_source"),
             ("seed", "seed"),
-            ("date", "date"),
             ("client", "client"),
         )
         if run.get(key) is not None
     ]
+    rows.append(["date", moment(run)])
     if run.get("command"):
         rows.append(["command", " ".join(run["command"])])
     rows += [

@@ -230,6 +230,15 @@ def test_secrets_do_not_reach_the_result(serve: Serve, tmp_path: Path) -> None:
     assert streamed.headers["x-more"] == "sk-3"
 
 
+def started(server: ScriptedServer, path: Path) -> "subprocess.Popen[str]":
+    """Nine requests, one after the other, in a process that can be interrupted."""
+    command = [sys.executable, "-m", "server.cli", "bench", "--url", server.url]
+    flags = ["-n", "9", "-c", "1", "--output-len", "3", "--json", str(path), "--no-progress"]
+    return subprocess.Popen(
+        [*command, *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
 def test_an_interrupt_reports_what_was_finished(serve: Serve, tmp_path: Path) -> None:
     """Ctrl-C while the fourth request hangs: three are reported, the exit code is 130."""
 
@@ -240,13 +249,8 @@ def test_an_interrupt_reports_what_was_finished(serve: Serve, tmp_path: Path) ->
             os.kill(process.pid, signal.SIGINT)
             exchange.wait_gone()
 
-    server = serve(FakeModel(generate))
     path = tmp_path / "result.json"
-    command = [sys.executable, "-m", "server.cli", "bench", "--url", server.url]
-    flags = ["-n", "9", "-c", "1", "--output-len", "3", "--json", str(path), "--no-progress"]
-    process = subprocess.Popen(
-        [*command, *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = started(serve(FakeModel(generate)), path)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "Traceback" not in err
@@ -255,6 +259,36 @@ def test_an_interrupt_reports_what_was_finished(serve: Serve, tmp_path: Path) ->
     assert result["interrupted"]
     assert "3 answered, 5 not sent" in out
     assert "1 cut off when the run was interrupted" in out
+
+
+def test_a_second_interrupt_waits_for_nothing(serve: Serve, tmp_path: Path) -> None:
+    """Ctrl-C while a request hangs, and again while /metrics does."""
+    readings: list[None] = []
+
+    def generate(exchange: Exchange, number: int) -> None:
+        os.kill(process.pid, signal.SIGINT)
+        exchange.wait_gone()
+
+    def hang(exchange: Exchange) -> None:
+        if exchange.path != "/metrics":
+            model(exchange)
+            return
+        readings.append(None)
+        if len(readings) == 1:
+            exchange.reply(200, b"octavo:prompt_tokens_total 5\n")
+        else:
+            os.kill(process.pid, signal.SIGINT)
+            exchange.wait_gone()
+
+    model = FakeModel(generate)
+    path = tmp_path / "result.json"
+    process = started(serve(hang), path)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    result = json.loads(path.read_text())
+    assert (result["cancelled"], result["server_metrics"]) == (1, None)
+    assert len(readings) == 2
 
 
 def test_progress_is_told_in_plain_lines_where_there_is_no_terminal(
@@ -307,6 +341,15 @@ def test_prompts_that_lack_usage_are_counted_by_pieces(serve: Serve, tmp_path: P
         (["--dataset", "mooncake"], "--dataset-path"),
         (["-c", "0"], "--max-concurrency must be above 0"),
         (["--request-rate", "0"], "--request-rate must be above 0"),
+        (["--timeout", "-1"], "--timeout must not be negative"),
+        (["--num-warmups", "-1"], "--num-warmups must not be negative"),
+        (["--header", "X=\u00e9"], "the header X holds characters"),
+        (["--json", "no/such/folder/x.json"], "cannot write no/such/folder/x.json: no folder"),
+        (["--output", "/"], "must be the beginning of a file's name"),
+        (["--url", "localhost:8000"], "--url must be like http://host:port"),
+        (["--url", "http://h:99999"], "--url must be like http://host:port"),
+        (["--url", "http://me:secret@h:1"], "--url must hold no password"),
+        (["--url", "http://h:1/v1?key=1"], "--url must end at its path"),
     ],
 )
 def test_flags_that_make_no_sense_are_one_line(

@@ -134,6 +134,8 @@ def test_the_report_is_one_file_that_asks_for_nothing_else(tmp_path: Path) -> No
     assert page.count("<svg") == 7
     assert not re.search(r"(src|href)=|@import|url\(", page)
     assert "prefers-color-scheme:dark" in page
+    assert "2026-01-01 00:00:00" in page
+    assert "<th>p99</th>" in page
     for script in re.findall(r'<script type="application/json">(.*?)</script>', page):
         assert json.loads(script)["series"]
 
@@ -170,6 +172,8 @@ def test_runs_in_which_nothing_was_answered_still_have_a_page() -> None:
     nothing = {**result(count=5), **summarise([failed()], 1.0), **details([failed()])}
     nothing["timeline"] = timeline([failed()], 1.0)
     assert "http 500" in render_report([ResultFile("n", (nothing,))])
+    rows = compare_runs(nothing, result(count=5), resamples=20)
+    assert all(row.low != row.low for row in rows)
 
 
 def test_plots_are_written_as_png(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL ?= smollm2-135m
 PORT ?= 8000
+# Tests of one file share their models and servers, so they stay in one process.
+PYTEST := $(BIN)/python -m pytest
+IN_PARALLEL := -n auto --maxprocesses=4 --dist=loadfile
 # Setuptools warns of flat layouts at every editable install.
 INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 
@@ -15,7 +18,7 @@ serve: $(VENV)/.native
 
 test: $(VENV)/.dev $(VENV)/.native
 	$(BIN)/octavo fetch smollm2-135m
-	$(BIN)/python -m pytest
+	$(PYTEST) $(IN_PARALLEL)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -24,7 +27,7 @@ check: $(VENV)/.dev
 
 soak: $(VENV)/.dev $(VENV)/.native
 	$(BIN)/octavo fetch smollm2-135m
-	$(BIN)/python -m pytest -m slow -rP
+	$(PYTEST) -m slow -rP
 
 # The table of docs/performance.md, about half an hour; BENCH='--peers ...' for more, see its --help.
 bench: $(VENV)/.dev $(VENV)/.native
@@ -33,12 +36,12 @@ bench: $(VENV)/.dev $(VENV)/.native
 
 # What others wrote against OpenAI's API, run against ours.
 test-clients: $(VENV)/.clients
-	$(BIN)/python -m pytest -m clients
+	$(PYTEST) -m clients
 
 # On a machine with an NVIDIA GPU. Elsewhere every test is skipped and the benchmark says why.
 test-cuda: $(VENV)/.dev
 	$(BIN)/octavo fetch smollm2-135m
-	$(BIN)/python -m pytest -m cuda
+	$(PYTEST) -m cuda
 
 bench-cuda: $(VENV)/.dev
 	$(BIN)/octavo fetch $(MODEL)

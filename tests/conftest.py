@@ -1,5 +1,6 @@
 """Small real models: two random layers, a trained tokenizer, saved as a user's folder would be."""
 
+import gc
 import json
 import os
 from pathlib import Path
@@ -26,6 +27,13 @@ CHAT_TEMPLATE = (
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+def pytest_collection_finish() -> None:
+    """What was imported by now stays: no search for garbage need pass through it again. An engine
+    does the same once its model is loaded."""
+    gc.collect()
+    gc.freeze()
 
 
 def save_tiny_tokenizer(folder: Path) -> None:

@@ -8,6 +8,12 @@ namespace octavo {
 
 constexpr int kAhead = 8;  // tokens that are fetched ahead of use
 
+template <class P>
+inline void fetch(const P* head, int dim) {
+    for (int byte = 0; byte < dim * (int)sizeof(P); byte += 64)
+        __builtin_prefetch((const char*)head + byte);
+}
+
 /// The sums of four vectors, always added in the same order.
 inline void sum_four(Vec a, Vec b, Vec c, Vec d, float* sums) {
 #if defined(__AVX2__)
@@ -110,10 +116,9 @@ void attend_heads(const AttentionCall& call, int64_t row, int head, const int64_
     for (int g = 0; g < G; ++g) call.get(row, head + g, query + g * dim);
     constexpr int kTokens = G == 1 ? 8 : 4;
     for (int t = 0; t < count; t += kTokens) {
-        for (int i = kAhead; i < kAhead + kTokens; ++i) {
-            const char* next = (const char*)(keys + rows[t + i] * dim);
-            for (int byte = 0; byte < dim * (int)sizeof(P); byte += 64)
-                __builtin_prefetch(next + byte);
+        for (int i = t; i < t + kTokens; ++i) {
+            fetch(keys + rows[i + kAhead] * dim, dim);
+            fetch(values + rows[i] * dim, dim);  // used when all scores are known
         }
         score_tokens<P, G, kTokens>(keys, rows + t, query, dim, scores + t);
     }

@@ -118,8 +118,8 @@ void attend(const AttentionCall& call) {
         }
     });
     const Split* split_list = splits.data();
-    parallel_for((int64_t)splits.size() * call.heads, [&, split_list](int64_t i, int) {
-        combine(call, split_list[i / call.heads], (int)(i % call.heads), results);
+    parallel_for((int64_t)splits.size(), [&, split_list](int64_t i, int) {
+        for (int head = 0; head < call.heads; ++head) combine(call, split_list[i], head, results);
     });
 }
 

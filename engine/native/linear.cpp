@@ -20,11 +20,28 @@ constexpr int kTileRows = kLanes == 8 ? 6 : 12;  // 16 registers, or 32
 constexpr int64_t kTaskBytes = 32768;  // weights of a task, at least
 constexpr int kMinTasks = 8;           // so that a slowed core leaves work to the others
 
-constexpr int kAhead = 2048;           // bytes of weights fetched before their use
+constexpr int kAhead = 2048;           // bytes of weights fetched before their use by a single tile
 
 constexpr int64_t kSmall = 1 << 17;    // products that one thread has done before another is awake
 
-inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+/// What a tile fetches while it computes: its share of the weights that are wanted next, so that
+/// memory is at work during all tiles over a block of weights and not in the first one alone.
+struct Fetch {
+    const char* at;
+    int64_t step;  // bytes for each iteration of the tile
+
+    void next() {
+        __builtin_prefetch(at, 0, 3);
+        at += step;
+    }
+};
+
+/// The share of tile `tile` of `tiles` over a block of `iterations` * `bytes` of weights.
+inline Fetch share(const void* block, int iterations, int bytes, int tile, int tiles) {
+    if (tiles == 1) return {(const char*)block + kAhead, bytes};
+    const int64_t step = (bytes + tiles - 1) / tiles;
+    return {(const char*)block + (int64_t)iterations * (bytes + tile * step), step};
+}
 
 // Unrolled whole, so that sums stay in registers.
 #define ALL_OF(R) _Pragma("GCC unroll 16") for (int i = 0; i < (R); ++i)
@@ -46,9 +63,9 @@ inline void load_weights(const uint32_t* w, Vec (&v)[kVectors]) {
 }
 
 /// One tile of sums over `n` values of k: R rows times one panel.
-template <int R, bool Fetch, class W>
-void float_tile(const W* w, int per_k, const float* x, int64_t stride, int n, float* out,
-                int64_t out_stride, bool fresh) {
+template <int R, class W>
+void float_tile(const W* w, int per_k, Fetch fetch, const float* x, int64_t stride, int n,
+                float* out, int64_t out_stride, bool fresh) {
     Vec acc[R][kVectors];
     ALL_OF(R) {
         acc[i][0] = fresh ? Vec{} : load(out + i * out_stride);
@@ -57,7 +74,7 @@ void float_tile(const W* w, int per_k, const float* x, int64_t stride, int n, fl
     for (int k = 0; k < n; ++k, w += per_k) {
         Vec weights[kVectors];
         load_weights(w, weights);
-        if (Fetch) prefetch((const char*)w + kAhead);
+        fetch.next();
         ALL_OF(R) {
             Vec a = broadcast(x[i * stride + k]);
             acc[i][0] = fma(weights[0], a, acc[i][0]);
@@ -70,19 +87,18 @@ void float_tile(const W* w, int per_k, const float* x, int64_t stride, int n, fl
     }
 }
 
+/// The tiles over a block of `n` values of k, `tile` of them done.
 template <int R, class W>
 void float_rows(int rows, const W* w, int per_k, const float* x, int64_t stride, int n, float* out,
-                int64_t out_stride, bool fresh) {
-    if (rows >= R) {
-        float_tile<R, true>(w, per_k, x, stride, n, out, out_stride, fresh);
-        while ((rows -= R) >= R) {
-            x += R * stride, out += R * out_stride;
-            float_tile<R, false>(w, per_k, x, stride, n, out, out_stride, fresh);
-        }
+                int64_t out_stride, bool fresh, int tile, int tiles) {
+    for (; rows >= R; rows -= R, ++tile) {
+        const Fetch fetch = share(w, n, per_k * (int)sizeof(W), tile, tiles);
+        float_tile<R>(w, per_k, fetch, x, stride, n, out, out_stride, fresh);
         x += R * stride, out += R * out_stride;
     }
     if constexpr (R > 1) {
-        if (rows > 0) float_rows<R - 1>(rows, w, per_k, x, stride, n, out, out_stride, fresh);
+        if (rows > 0)
+            float_rows<R - 1>(rows, w, per_k, x, stride, n, out, out_stride, fresh, tile, tiles);
     }
 }
 
@@ -120,14 +136,14 @@ inline IntVec add_pairs(IntVec sum, ShortVec a, ShortVec b) {
 #endif
 }
 
-template <int R, bool Fetch>
-void byte_tile(const int8_t* w, const int16_t* x, int64_t stride, const float* scales,
+template <int R>
+void byte_tile(const int8_t* w, Fetch fetch, const int16_t* x, int64_t stride, const float* scales,
                int scale_stride, int pairs, float* out, int64_t out_stride, bool fresh) {
     IntVec acc[R][kVectors];
     ALL_OF(R) acc[i][0] = acc[i][1] = IntVec{};
     for (int k = 0; k < pairs; ++k, w += 2 * kPanel) {
         const ShortVec first = load_bytes(w), second = load_bytes(w + kPanel);
-        if (Fetch) prefetch(w + kAhead);
+        fetch.next();
         ALL_OF(R) {
             int32_t pair;
             memcpy(&pair, x + i * stride + 2 * k, sizeof pair);
@@ -147,17 +163,17 @@ void byte_tile(const int8_t* w, const int16_t* x, int64_t stride, const float* s
 
 template <int R>
 void byte_rows(int rows, const int8_t* w, const int16_t* x, int64_t stride, const float* scales,
-               int scale_stride, int pairs, float* out, int64_t out_stride, bool fresh) {
-    bool first = true;
-    for (; rows >= R; rows -= R, first = false) {
-        auto tile = first ? byte_tile<R, true> : byte_tile<R, false>;
-        tile(w, x, stride, scales, scale_stride, pairs, out, out_stride, fresh);
+               int scale_stride, int pairs, float* out, int64_t out_stride, bool fresh, int tile,
+               int tiles) {
+    for (; rows >= R; rows -= R, ++tile) {
+        const Fetch fetch = share(w, pairs, 2 * kPanel, tile, tiles);
+        byte_tile<R>(w, fetch, x, stride, scales, scale_stride, pairs, out, out_stride, fresh);
         x += R * stride, scales += R * scale_stride, out += R * out_stride;
     }
     if constexpr (R > 1) {
         if (rows > 0)
             byte_rows<R - 1>(rows, w, x, stride, scales, scale_stride, pairs, out, out_stride,
-                             fresh);
+                             fresh, tile, tiles);
     }
 }
 
@@ -186,20 +202,37 @@ int64_t position(int channel, int k, int dtype) {
     }
 }
 
+/// y = sums * scales + bias, + y if `add`, for the `n` channels of one vector.
+template <class Load, class Store>
+inline void finish_vector(int rows, const float* sums, int64_t stride, const float* scales,
+                          const float* bias, float* y, int64_t y_stride, bool add,
+                          const Load& load_y, const Store& store_y) {
+    const Vec scale = scales ? load_y(scales) : broadcast(1.0f);
+    const Vec shift = bias ? load_y(bias) : Vec{};
+    for (int r = 0; r < rows; ++r, sums += stride, y += y_stride) {
+        Vec v = load(sums);
+        if (scales) v = v * scale;
+        if (bias) v = v + shift;
+        if (add) v = v + load_y(y);
+        store_y(y, v);
+    }
+}
+
 void finish(const OctavoLinear& linear, int first_channel, int width, int rows, const float* sums,
             int64_t stride, float* out, int64_t out_stride, bool add) {
-    int wanted = std::min(width, linear.out - first_channel);
-    const float* scales = linear.scales ? linear.scales + first_channel : nullptr;
-    const float* bias = linear.bias ? linear.bias + first_channel : nullptr;
-    for (int r = 0; r < rows; ++r, sums += stride, out += out_stride) {
-        for (int c = 0; c < wanted; c += kLanes) {
-            int n = std::min(kLanes, wanted - c);
-            Vec y = load(sums + c);
-            if (scales) y = y * load_some(scales + c, n);
-            if (bias) y = y + load_some(bias + c, n);
-            if (add) y = y + load_some(out + c, n);
-            if (n == kLanes) store(out + c, y);
-            else store_some(out + c, y, n);
+    const int wanted = std::min(width, linear.out - first_channel);
+    for (int c = 0; c < wanted; c += kLanes) {
+        const float* scales = linear.scales ? linear.scales + first_channel + c : nullptr;
+        const float* bias = linear.bias ? linear.bias + first_channel + c : nullptr;
+        const int n = std::min(kLanes, wanted - c);
+        if (n == kLanes) {  // memory is touched a whole vector at a time
+            finish_vector(rows, sums + c, stride, scales, bias, out + c, out_stride, add,
+                          [](const float* p) { return load(p); },
+                          [](float* p, Vec v) { store(p, v); });
+        } else {
+            finish_vector(rows, sums + c, stride, scales, bias, out + c, out_stride, add,
+                          [n](const float* p) { return load_some(p, n); },
+                          [n](float* p, Vec v) { store_some(p, v, n); });
         }
     }
 }
@@ -248,6 +281,7 @@ void compute_panels(const OctavoLinear& linear, const Rows& x, int row, int rows
                     int panels, float* out, int64_t out_stride, bool add) {
     const int width = kPanel, in = linear.in;
     const int64_t bytes = panel_bytes(in, linear.dtype);
+    const int tiles = (rows + kTileRows - 1) / kTileRows;
     alignas(64) float sums[kRowBlock * kPanel];
     for (int p = 0; p < panels; ++p) {
         const char* w = (const char*)linear.weights + (first + p) * bytes * linear.panel_step;
@@ -257,15 +291,15 @@ void compute_panels(const OctavoLinear& linear, const Rows& x, int row, int rows
                 byte_rows<kTileRows>(rows, (const int8_t*)w + (int64_t)k * width,
                                      x.ints + row * int_stride(in) + k, int_stride(in),
                                      x.scales + row * blocks(in) + b, blocks(in), (n + 1) / 2, sums,
-                                     width, k == 0);
+                                     width, k == 0, 0, tiles);
             } else if (linear.dtype == OCTAVO_BF16) {
                 float_rows<kTileRows>(rows, (const uint32_t*)w + (int64_t)k * width / 2, width / 2,
                                        x.floats + row * x.stride + k, x.stride, n, sums, width,
-                                       k == 0);
+                                       k == 0, 0, tiles);
             } else {
                 float_rows<kTileRows>(rows, (const float*)w + (int64_t)k * width, width,
                                        x.floats + row * x.stride + k, x.stride, n, sums, width,
-                                       k == 0);
+                                       k == 0, 0, tiles);
             }
         }
         finish(linear, (first + p) * width, width, rows, sums, width, out + p * width, out_stride,

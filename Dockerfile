@@ -5,10 +5,11 @@
 #
 # The first stage may be as large as it likes; the second one holds what runs.
 ARG BASE=python:3.11-slim
-
-FROM ${BASE} AS build
 # Where pip finds PyTorch: its CPU builds, or nothing for the default, which on Linux is CUDA's.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+FROM ${BASE} AS build
+ARG TORCH_INDEX
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 RUN apt-get update -q \
  && apt-get install -y -q --no-install-recommends g++ \
@@ -34,6 +35,14 @@ RUN cd /opt/octavo/lib/python3*/site-packages \
  && find . -type d -name tests -prune -exec rm -rf {} +
 
 FROM ${BASE}
+ARG TORCH_INDEX
+# Triton, which comes with PyTorch's CUDA build, compiles its way to the driver when it first runs.
+# Without a compiler there are no GPU kernels of ours.
+RUN if [ -z "$TORCH_INDEX" ]; then \
+        apt-get update -q \
+     && apt-get install -y -q --no-install-recommends gcc libc6-dev \
+     && rm -rf /var/lib/apt/lists/*; \
+    fi
 # A fixed id, so that the owner of a mounted cache can be set from outside.
 # By hand, since the smallest bases have no useradd.
 RUN echo 'octavo:x:10001:10001::/cache:/usr/sbin/nologin' >> /etc/passwd \

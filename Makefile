@@ -38,14 +38,16 @@ bench: $(VENV)/.dev $(VENV)/.native
 test-clients: $(VENV)/.clients
 	$(PYTEST) -m clients
 
-# On a machine with an NVIDIA GPU. Elsewhere every test is skipped and the benchmark says why.
+# On a machine with an NVIDIA GPU; elsewhere both fail and say that nothing was done.
 test-cuda: $(VENV)/.dev
+	@$(BIN)/python -c 'import sys, torch; \
+	    torch.cuda.is_available() or sys.exit("nothing was tested: torch finds no CUDA device here")'
 	$(BIN)/octavo fetch smollm2-135m
 	$(PYTEST) -m cuda
 
+# Ten minutes at most; BENCH='--model ...' for another model than one of random weights.
 bench-cuda: $(VENV)/.dev
-	$(BIN)/octavo fetch $(MODEL)
-	$(BIN)/python -m benchmarks.cuda_bench --model $(MODEL)
+	$(BIN)/python -m benchmarks.cuda_bench $(BENCH)
 
 env: $(VENV)/.dev
 

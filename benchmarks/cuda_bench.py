@@ -5,64 +5,135 @@
 Everything is put beside what the device can do, measured here and now: the bandwidth of a plain
 copy, and the rate of a large matrix product. A decode step cannot be quicker than reading the
 weights and the context once (its floor). `peer` serves the same with transformers' own continuous
-batching. Run it on an idle device; figures are medians.
+batching. What is printed is Markdown, for docs/performance.md. Nothing needs to be fetched: by
+default the model is one of random weights, which take as long as any. Run it on an idle device;
+figures are medians.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.cuda_kernels import kernel_rows
+from benchmarks.cuda_tables import goals, markdown
 from engine.build import LoadedEngine, build_engine, load_engine
 from engine.config import EngineConfig, EngineError
 from engine.engine import Engine
-from engine.loading import console_reporter
 from kv_cache import CacheManager
 from scheduler import Request, SamplingParams, Scheduler, SchedulerConfig
 
 BATCHES = (1, 16, 64, 256)
 STEPS = 40
 SECTIONS = ("steps", "prefill", "kernels", "peer")
-
-Rows = list[dict[str, Any]]
+RANDOM = "random-1b"
+# The shape of Llama 3.2 1B: what the goals speak of.
+RANDOM_SHAPE = {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 16384,
+    "tie_word_embeddings": True,
+}
+BUDGET = 8192  # tokens of a step
+# More than any device keeps in its caches, and some 30 ms in cycles of its clock.
+_CACHE_BYTES = 2**28
+_HEAD_START = 50_000_000
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print tables, and write them as JSON where asked. Returns 1 where there is no device."""
+    """Print tables, and write the figures as JSON where asked. Returns 1 where there is no GPU."""
     parser = argparse.ArgumentParser(description="Octavo beside the limits of this GPU")
-    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--model", default=RANDOM, help=f"default: {RANDOM}, made here")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--context", type=int, default=1024, help="tokens before decoding")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--minutes", type=float, default=9.0, help="no figure is begun after these")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
-        print("no CUDA device: there is nothing to measure here")
+        print("nothing was measured: torch finds no CUDA device here", file=sys.stderr)
         return 1
-    console = Console()
-    limits = device_limits()
-    console.print(
-        f"{limits['device']}: copies at {limits['copy_gb_per_s']:.0f} GB/s, multiplies at "
-        f"{limits['tflop_per_s']:.0f} TFLOP/s"
-    )
-    results: dict[str, Any] = {"limits": limits}
-    for section in options.only:
-        results[section] = list(SECTION_ROWS[section](options, limits))
-        _print(console, section, results[section])
+    with tempfile.TemporaryDirectory() as folder:
+        if options.model == RANDOM:
+            _say(f"making {RANDOM} with random weights")
+            save_random_model(Path(folder), RANDOM_SHAPE, options.dtype)
+            options.model = folder
+            results = measure(options, RANDOM)
+        else:
+            results = measure(options, options.model)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
     return 0
+
+
+def measure(options: argparse.Namespace, model: str) -> dict[str, Any]:
+    """The figures of every section, printed as they come; `model` is its name for people."""
+    end = time.monotonic() + 60 * options.minutes
+    limits = device_limits()
+    print(
+        f"Measured on {date.today().isoformat()}: {limits['device']}, which copies at "
+        f"{limits['copy_gb_per_s']:.0f} GB/s and multiplies at {limits['tflop_per_s']:.0f} TFLOP/s;"
+        f" torch {limits['torch']}; {model} in {options.dtype}, contexts of {options.context} "
+        "tokens. Command: `make bench-cuda`."
+    )
+    results: dict[str, Any] = {"limits": limits, "model": model}
+    # One for two sections: it takes longer to load than to measure.
+    load = cache(lambda: _load(options))
+    for section in (name for name in SECTIONS if name in options.only):
+        _say(f"measuring: {section}")
+        if section in ENGINE_ROWS:
+            rows = ENGINE_ROWS[section](options, limits, load)
+        else:
+            load.cache_clear()
+            _free_memory()
+            rows = OTHER_ROWS[section](options, limits)
+        results[section] = list(_until(end, rows))
+        print("\n" + markdown(section, results[section]), flush=True)
+    print("\n" + "\n".join(goals(results)))
+    return results
+
+
+def save_random_model(folder: Path, shape: dict[str, Any], dtype: str) -> None:
+    """A Llama of random weights, as a user's folder would be; its tokenizer knows nothing."""
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**shape, bos_token_id=None, eos_token_id=None)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = LlamaForCausalLM(config)
+    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    Tokenizer(models.BPE()).save(str(folder / "tokenizer.json"))
+
+
+def _until(end: float, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Rows, as long as there is time and nothing fails: other sections are worth having."""
+    try:
+        for row in rows:
+            yield row
+            if time.monotonic() > end:
+                yield {next(iter(row)): "the time was up"}
+                return
+    except Exception as error:
+        traceback.print_exc()
+        yield {"failed": f"{type(error).__name__}: {error}".partition("\n")[0][:120]}
 
 
 def device_limits() -> dict[str, Any]:
@@ -81,12 +152,17 @@ def device_limits() -> dict[str, Any]:
 
 
 def gpu_seconds(call: Callable[[], object], repeats: int = 20) -> float:
-    """The median time that a call takes on the device, its launches queued ahead."""
+    """The median time that a call takes on the device, its launches queued ahead and its data out
+    of the device's caches."""
     for _ in range(3):
         call()
     events = [[_event(), _event()] for _ in range(repeats)]
+    rubbish = torch.empty(_CACHE_BYTES, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
+    # The device idles while the host gets ahead of it.
+    torch.cuda._sleep(_HEAD_START)  # type: ignore[no-untyped-call]
     for start, end in events:
+        rubbish.zero_()
         start.record()
         call()
         end.record()
@@ -98,15 +174,16 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def step_rows(options: argparse.Namespace, limits: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def step_rows(
+    options: argparse.Namespace, limits: dict[str, Any], load: Callable[[], LoadedEngine]
+) -> Iterator[dict[str, Any]]:
     """Decode steps of a whole engine: schedule, run, commit. `gap` is the part of a step in which
     the device waits for the host."""
-    budget = 8192
-    loaded = _load(options, max_num_seqs=max(options.batches), max_num_batched_tokens=budget)
+    loaded = load()
     for batch in options.batches:
         engine = _engine(loaded, batch)
         # The first to be prefilled decode while the others are: they must not end before them.
-        new_tokens = 2 * STEPS + 2 * batch * options.context // budget
+        new_tokens = 2 * STEPS + 2 * batch * options.context // BUDGET
         length = options.context + new_tokens
         if batch * -(-length // loaded.info.page_size) > loaded.info.num_pages:
             yield {"batch": batch, "note": f"{length} tokens each do not fit the cache"}
@@ -117,10 +194,9 @@ def step_rows(options: argparse.Namespace, limits: dict[str, Any]) -> Iterator[d
             engine.step()
         for _ in range(4):
             engine.step()
-        walls = [_wall_seconds(engine.step) for _ in range(STEPS)]
-        busy = [_busy_seconds(engine.step) for _ in range(STEPS // 4)]
+        wall = statistics.median(_wall_seconds(engine.step) for _ in range(STEPS))
+        device = _busy_seconds(engine.step, STEPS // 4)
         tokens = engine.stats.pages_in_use * loaded.info.page_size
-        wall, device = statistics.median(walls), statistics.median(busy)
         floor = _floor_seconds(loaded, tokens, limits)
         yield {
             "batch": batch,
@@ -143,14 +219,16 @@ def _wall_seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def _busy_seconds(call: Callable[[], object]) -> float:
-    """The time in which kernels and copies ran on the device during a call."""
+def _busy_seconds(call: Callable[[], object], repeats: int) -> float:
+    """The mean time in which kernels and copies ran on the device during a call."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        call()
+        for _ in range(repeats):
+            call()
         torch.cuda.synchronize()
-    return sum(float(event.self_device_time_total) for event in recorded.key_averages()) / 1e6
+    total = sum(float(event.self_device_time_total) for event in recorded.key_averages())
+    return total / repeats / 1e6
 
 
 def _floor_seconds(loaded: LoadedEngine, tokens: int, limits: dict[str, Any]) -> float:
@@ -163,10 +241,12 @@ def _floor_seconds(loaded: LoadedEngine, tokens: int, limits: dict[str, Any]) ->
     return float((weight_bytes + tokens * token_bytes) / (limits["copy_gb_per_s"] * 1e9))
 
 
-def prefill_rows(options: argparse.Namespace, limits: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def prefill_rows(
+    options: argparse.Namespace, limits: dict[str, Any], load: Callable[[], LoadedEngine]
+) -> Iterator[dict[str, Any]]:
     """Steps that compute a prompt, whole: their arithmetic beside a large product's."""
-    for tokens in (512, 2048, 8192):
-        loaded = _load(options, max_num_batched_tokens=tokens, max_num_seqs=16)
+    loaded = load()
+    for tokens in (BUDGET // 16, BUDGET // 4, BUDGET):
         if tokens >= loaded.info.max_model_len:
             yield {"tokens": tokens, "note": f"the context ends at {loaded.info.max_model_len}"}
             continue
@@ -199,7 +279,7 @@ def peer_rows(options: argparse.Namespace, limits: dict[str, Any]) -> Iterator[d
 
     new_tokens = 128
     ours: dict[int, float] = {}
-    engine = build_engine(_config(options, max_num_seqs=max(options.batches)), lambda _: None)
+    engine = build_engine(_config(options), lambda _: None)
     prompts = {
         batch: [_prompt(i, options.context, engine.info.vocab_size) for i in range(batch)]
         for batch in options.batches
@@ -215,7 +295,7 @@ def peer_rows(options: argparse.Namespace, limits: dict[str, Any]) -> Iterator[d
             ours[batch] = batch * new_tokens / (time.perf_counter() - begun)
     model_dir = engine.info.model_dir
     del engine
-    torch.cuda.empty_cache()
+    _free_memory()
     model = AutoModelForCausalLM.from_pretrained(
         model_dir, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
     ).to("cuda")
@@ -234,20 +314,31 @@ def peer_rows(options: argparse.Namespace, limits: dict[str, Any]) -> Iterator[d
         }
 
 
-def _config(options: argparse.Namespace, **settings: int) -> EngineConfig:
+def _config(options: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         model=options.model,
         device="cuda",
         dtype=options.dtype,
         attention=options.attention,
-        **settings,  # type: ignore[arg-type]
+        max_num_seqs=max(options.batches),
+        max_num_batched_tokens=BUDGET,
     )
 
 
-def _load(options: argparse.Namespace, **settings: int) -> LoadedEngine:
+def _load(options: argparse.Namespace) -> LoadedEngine:
+    loaded = load_engine(_config(options), lambda progress: None)
+    print(f"Attention: {loaded.info.attention}; {'; '.join(loaded.info.notes)}.")
+    return loaded
+
+
+def _free_memory() -> None:
+    # Recorded steps hold themselves in a circle, and their memory with them.
+    gc.collect()
     torch.cuda.empty_cache()
-    with console_reporter() as report:
-        return load_engine(_config(options, **settings), report)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _engine(loaded: LoadedEngine, seats: int, budget: int | None = None) -> Engine:
@@ -274,25 +365,12 @@ def _request(number: int, length: int, max_tokens: int, vocab_size: int, turn: s
     )
 
 
-def _print(console: Console, title: str, rows: Rows) -> None:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(title=title)
-    for name in columns:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*(_shown(row.get(name, "")) for name in columns))
-    console.print(table)
-
-
-def _shown(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
-
-
-SECTION_ROWS: dict[str, Callable[[argparse.Namespace, dict[str, Any]], Iterator[dict[str, Any]]]]
-SECTION_ROWS = {
+ENGINE_ROWS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "steps": step_rows,
     "prefill": prefill_rows,
-    "kernels": lambda options, limits: kernel_rows(gpu_seconds, limits),
+}
+OTHER_ROWS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
+    "kernels": lambda _, limits: kernel_rows(gpu_seconds, limits),
     "peer": peer_rows,
 }
 

@@ -236,5 +236,6 @@ def _allocate(
     except (RuntimeError, MemoryError) as error:
         raise EngineError(
             f"the KV cache of {num_pages} pages cannot be allocated on {platform.device}: lower "
-            "--kv-cache-memory-bytes or --num-gpu-blocks-override"
+            + ("--gpu-memory-utilization, " if platform.device.type == "cuda" else "")
+            + "--kv-cache-memory-bytes or --num-gpu-blocks-override"
         ) from error

@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 
 NATIVE = "native"
 _PROBE_CALLS = 5
+# Queries and contexts of the step that is probed. A GPU would spend such a small one on starting
+# kernels: there it has long contexts, too.
+_SEQUENCES = (*((1, context) for context in (1, 15, 16, 17, 100, 200, 255, 256)), (50, 120))
+_GPU_SEQUENCES = (*_SEQUENCES, *((1, 2048),) * 8, (512, 2048))
 
 # What torch alone computes, on every device.
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
@@ -114,8 +118,8 @@ def _fastest(
 
 
 class _Probe:
-    """A step of eight decoding sequences and one prefill chunk over shuffled, partly poisoned
-    pages: whoever reads a slot outside a context gets NaN."""
+    """A step of decoding sequences and chunks of prompts over shuffled, partly poisoned pages:
+    whoever reads a slot outside a context gets NaN."""
 
     def __init__(
         self,
@@ -135,8 +139,8 @@ class _Probe:
             page_size,
         )
         generator = torch.Generator().manual_seed(0)
-        self._contexts = (1, 15, 16, 17, 100, 200, 255, 256, 120)
-        self._queries = (1,) * 8 + (50,)
+        sequences = _SEQUENCES if device.type == "cpu" else _GPU_SEQUENCES
+        self._queries, self._contexts = zip(*sequences, strict=True)
         pages_per_sequence = -(-max(self._contexts) // page_size)
         self._tables = torch.randperm(
             len(self._contexts) * pages_per_sequence, generator=generator

@@ -60,7 +60,7 @@ def page_copier(device: torch.device, dtype: torch.dtype) -> PageCopier:
     index_copy(expected, sources, targets)
     try:
         copy_pages(data, sources, targets)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # of the compiler, the driver, the operating system
         logger.warning("Triton's copy of pages does not work here: %s", error)
         return index_copy
     if not torch.equal(data, expected):

@@ -6,7 +6,7 @@ writers of pages.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from triton import TritonError
@@ -17,6 +17,8 @@ from engine.cuda.kernels.decode import combine_splits, decode_split
 from engine.cuda.kernels.draws import descend_rows
 from engine.cuda.kernels.pages import copy_planes, write_slots
 from engine.cuda.kernels.prefill import prefill_tile
+
+Arguments: TypeAlias = dict[str, torch.Tensor | int | float]
 
 _LOG2_E = 1.4426950408889634
 _MAX_SPLITS = 32
@@ -30,7 +32,7 @@ class Launch:
 
     kernel: Any
     grid: tuple[int, ...]
-    arguments: dict[str, torch.Tensor | int | float]
+    arguments: Arguments
     constants: dict[str, int | bool]
     num_warps: int = 4
     num_stages: int = 3
@@ -97,39 +99,17 @@ def decode_launches(
     `output` [tokens, heads, head_dim] contiguous, `query` the same with a contiguous last
     dimension, pages `[pages, page_size, kv_heads, head_dim]` contiguous.
     """
-    geometry = device_geometry(batch)
-    _, page_size, num_kv_heads, head_dim = k_pages.shape
+    num_kv_heads, head_dim = k_pages.shape[2:]
     num_heads = query.shape[1]
     tiles = decode_tiles(num_heads // num_kv_heads, head_dim, k_pages.element_size())
+    arguments = _attention_arguments(output, query, k_pages, v_pages, batch, scale, window)
     partials, partial_lse = _partials(batch, query, num_splits)
-    shape = {"HEAD_DIM": head_dim, "PADDED_DIM": _padded(head_dim), "NUM_SPLITS": num_splits}
+    found: Arguments = {"partials": partials, "partial_lse": partial_lse}
     split = Launch(
         decode_split,
         (batch.num_sequences, num_kv_heads, num_splits),
-        {
-            "output": output,
-            "partials": partials,
-            "partial_lse": partial_lse,
-            "query": query,
-            "k_pages": k_pages,
-            "v_pages": v_pages,
-            "page_tables": geometry.page_tables,
-            "table_starts": geometry.table_starts,
-            "query_starts": geometry.query_starts,
-            "context_lens": geometry.context_lens,
-            "scale_log2": scale * _LOG2_E,
-            "window": window or 0,
-            "query_row_stride": query.stride(0),
-            "query_head_stride": query.stride(1),
-        },
-        {
-            **shape,
-            "GROUP": num_heads // num_kv_heads,
-            "ROWS": tiles.rows,
-            "PAGE_SIZE": page_size,
-            "BLOCK": tiles.block,
-            "WINDOWED": window is not None,
-        },
+        arguments | found,
+        _attention_constants(query, k_pages, tiles, window) | {"NUM_SPLITS": num_splits},
         tiles.num_warps,
         tiles.num_stages,
     )
@@ -138,13 +118,8 @@ def decode_launches(
     combine = Launch(
         combine_splits,
         (batch.num_sequences, num_heads),
-        {
-            "output": output,
-            "partials": partials,
-            "partial_lse": partial_lse,
-            "query_starts": geometry.query_starts,
-        },
-        shape,
+        {"output": output, "query_starts": arguments["query_starts"]} | found,
+        {name: split.constants[name] for name in ("HEAD_DIM", "PADDED_DIM", "NUM_SPLITS")},
         num_warps=2,
         num_stages=1,
     )
@@ -163,8 +138,7 @@ def prefill_launch(
     skip_decodes: bool,
 ) -> Launch:
     """Attention of all packed queries, or of all but single ones. Shapes as for decoding."""
-    geometry = device_geometry(batch)
-    _, page_size, num_kv_heads, head_dim = k_pages.shape
+    num_kv_heads, head_dim = k_pages.shape[2:]
     num_tokens, num_heads, _ = query.shape
     group = num_heads // num_kv_heads
     tiles = prefill_tiles(group, head_dim, k_pages.element_size())
@@ -172,35 +146,56 @@ def prefill_launch(
     return Launch(
         prefill_tile,
         (num_tokens // queries_per_tile + batch.num_sequences, num_kv_heads),
-        {
-            "output": output,
-            "query": query,
-            "k_pages": k_pages,
-            "v_pages": v_pages,
-            "page_tables": geometry.page_tables,
-            "table_starts": geometry.table_starts,
-            "query_starts": geometry.query_starts,
-            "context_lens": geometry.context_lens,
-            "num_sequences": batch.num_sequences,
-            "scale_log2": scale * _LOG2_E,
-            "window": window or 0,
-            "query_row_stride": query.stride(0),
-            "query_head_stride": query.stride(1),
-        },
-        {
-            "GROUP": group,
-            "ROWS": tiles.rows,
-            "TILE": queries_per_tile,
-            "HEAD_DIM": head_dim,
-            "PADDED_DIM": _padded(head_dim),
-            "PAGE_SIZE": page_size,
-            "BLOCK": tiles.block,
-            "WINDOWED": window is not None,
-            "SKIP_DECODES": skip_decodes,
-        },
+        _attention_arguments(output, query, k_pages, v_pages, batch, scale, window)
+        | {"num_sequences": batch.num_sequences},
+        _attention_constants(query, k_pages, tiles, window)
+        | {"TILE": queries_per_tile, "SKIP_DECODES": skip_decodes},
         tiles.num_warps,
         tiles.num_stages,
     )
+
+
+def _attention_arguments(
+    output: torch.Tensor,
+    query: torch.Tensor,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    batch: PagedBatch,
+    scale: float,
+    window: int | None,
+) -> Arguments:
+    """What both attention kernels are given."""
+    geometry = device_geometry(batch)
+    return {
+        "output": output,
+        "query": query,
+        "k_pages": k_pages,
+        "v_pages": v_pages,
+        "page_tables": geometry.page_tables,
+        "table_starts": geometry.table_starts,
+        "query_starts": geometry.query_starts,
+        "context_lens": geometry.context_lens,
+        "scale_log2": scale * _LOG2_E,
+        "window": window or 0,
+        "query_row_stride": query.stride(0),
+        "query_head_stride": query.stride(1),
+    }
+
+
+def _attention_constants(
+    query: torch.Tensor, k_pages: torch.Tensor, tiles: Tiles, window: int | None
+) -> dict[str, int | bool]:
+    """What both attention kernels are compiled for."""
+    _, page_size, num_kv_heads, head_dim = k_pages.shape
+    return {
+        "GROUP": query.shape[1] // num_kv_heads,
+        "ROWS": tiles.rows,
+        "HEAD_DIM": head_dim,
+        "PADDED_DIM": _padded(head_dim),
+        "PAGE_SIZE": page_size,
+        "BLOCK": tiles.block,
+        "WINDOWED": window is not None,
+    }
 
 
 def write_launch(

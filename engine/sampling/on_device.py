@@ -9,8 +9,10 @@ depends on how many there are, and for a single one even on time, so floats woul
 """
 
 import importlib.util
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 
 import numpy as np
@@ -19,6 +21,8 @@ from numpy.typing import NDArray
 
 from engine.sampling.halving import draw_numbers
 from engine.sampling.rows import SampleRow
+
+logger = logging.getLogger(__name__)
 
 # A top-k up to this is found by selection; a larger one, and top-p alone, sorts the row.
 _MAX_SELECTED = 1024
@@ -179,16 +183,33 @@ def _units(weights: torch.Tensor) -> torch.Tensor:
 
 def _descend(cumulated: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """`engine.sampling.halving.descend`, of `cumulated` [n, vocab] masses up to each token. [n]"""
-    numbers = numbers.contiguous()
-    if cumulated.is_cuda and importlib.util.find_spec("triton") is not None:
-        from engine.cuda.launch import descend_launch
-
-        tokens = torch.empty(len(numbers), dtype=torch.int64, device=numbers.device)
-        descend_launch(tokens, cumulated, numbers).run()
-    else:
-        tokens = descend_by_torch(cumulated, numbers)
+    by_triton = cumulated.is_cuda and triton_descends(cumulated.device)
+    tokens = (_descend_by_triton if by_triton else descend_by_torch)(cumulated, numbers)
     # A row that is not finite may lead anywhere; its token is thrown away.
     return tokens.clamp(max=cumulated.shape[1] - 1)
+
+
+@cache
+def triton_descends(device: torch.device) -> bool:
+    """Whether Triton is installed and does as torch does: it may lack a compiler, for one."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    cumulated = torch.arange(1, 65, device=device)[None].repeat(2, 1)
+    numbers = torch.linspace(0, 0.9, 12, dtype=torch.float64, device=device).view(2, 6)
+    try:
+        drawn = _descend_by_triton(cumulated, numbers)
+    except Exception as error:  # of the compiler, the driver, the operating system
+        logger.warning("Triton does not work on %s, draws are halved by torch: %s", device, error)
+        return False
+    return torch.equal(drawn, descend_by_torch(cumulated, numbers))
+
+
+def _descend_by_triton(cumulated: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    from engine.cuda.launch import descend_launch
+
+    tokens = torch.empty(len(numbers), dtype=torch.int64, device=numbers.device)
+    descend_launch(tokens, cumulated, numbers.contiguous()).run()
+    return tokens
 
 
 def descend_by_torch(cumulated: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:

@@ -56,6 +56,7 @@ def load(folder: Path, reports: list[Progress] | None = None, **settings: object
         model=str(folder),
         dtype="float32",
         device="cpu",
+        threads=1,  # two would wait for each other where other tests run
         page_size=4,
         max_num_seqs=32,
         max_num_batched_tokens=256,

@@ -138,6 +138,13 @@ def test_seeded_draws_on_the_device_are_those_of_the_host(tiny_model_dir: TinyMo
         assert serving.tokens("device") == serving.tokens("host"), fields
 
 
+@needs_triton
+def test_draws_are_halved_by_triton() -> None:
+    from engine.sampling.on_device import triton_descends
+
+    assert triton_descends(torch.device("cuda"))
+
+
 def test_pages_are_copied_as_on_the_cpu() -> None:
     from engine.cuda.candidates import page_copier
 

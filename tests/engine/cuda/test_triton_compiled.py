@@ -20,12 +20,14 @@ FLOAT16, BFLOAT16, FLOAT32 = torch.float16, torch.bfloat16, torch.float32
 def compile_all(
     arch: int, *shapes: tuple[torch.dtype, int, int, int, bool], kernels: tuple[str, ...] = ()
 ) -> None:
-    """Compile what models of these shapes need: everything, or of it the kernels with a name."""
+    """Compile what models of these shapes need: everything, or one launch of each named kernel."""
     from engine.cuda.precompile import SHARED_BYTES, Shape, compile_launch, distinct_launches
 
+    left = set(kernels)
     for shape, launch in distinct_launches(itertools.starmap(Shape, shapes)):
-        if kernels and launch.kernel.__name__ not in kernels:
+        if kernels and launch.kernel.__name__ not in left:
             continue
+        left.discard(launch.kernel.__name__)
         compiled = compile_launch(launch, arch)
         print(shape, compiled)
         assert compiled.registers > 0, "the assembler's report was not understood"

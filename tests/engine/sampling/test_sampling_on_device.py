@@ -66,6 +66,11 @@ def test_draws_that_need_the_host_are_left_to_it(make_row, fields):
     assert not on_device.fits([make_row(row=0), make_row(row=1, **fields)])
 
 
+def test_triton_that_does_not_work_is_not_used():
+    """There is no driver for this device, nor a compiler on many machines that have a GPU."""
+    assert not on_device.triton_descends(torch.device("cpu"))
+
+
 def test_a_blocks_sum_is_the_same_bits_whatever_blocks_stand_beside_it():
     blocks = torch.rand((5, 7, 64), generator=torch.Generator().manual_seed(8))
     together = sum_by_halves(blocks)

@@ -28,6 +28,9 @@ HEAD_SECONDS = 30.0
 # body may go on whose request has been answered.
 UNREAD_SECONDS = 60.0
 UNWANTED_BODY_SECONDS = 30.0
+# Requests that may wait for the replies to those before them until no more is read: as long as it
+# is, we hear of the client's leaving.
+MAX_PIPELINED = 16
 # Connections beyond the limit that are let in to be told so, and how long their heads may take.
 EXTRA_CONNECTIONS = 64
 EXTRA_HEAD_SECONDS = 2.0
@@ -91,6 +94,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._patience = _stop(self._patience)
         super().on_headers_complete()
         self._open_cycles.append(self.cycle)
+        if 0 < len(self.pipeline) <= MAX_PIPELINED:  # uvicorn has stopped to read
+            self.flow.resume_reading()
         if self._is_extra:
             self.cycle.keep_alive = False
 

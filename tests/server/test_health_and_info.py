@@ -42,7 +42,7 @@ async def test_a_small_call_waits_for_no_thread(new_engine, new_client, monkeypa
 
     monkeypatch.setattr("anyio.to_thread.run_sync", refuse)
     monkeypatch.setattr("asyncio.to_thread", refuse)
-    client = new_client(new_engine("x"), generation_config="none")
+    client = new_client(new_engine("x"))
     assert (await client.get("/health/ready")).status_code == 200
     assert (await client.get("/load")).status_code == 200
 

@@ -28,6 +28,9 @@ HEAD_SECONDS = 30.0
 # body may go on whose request has been answered.
 UNREAD_SECONDS = 60.0
 UNWANTED_BODY_SECONDS = 30.0
+# Requests that may wait for the replies to those before them until no more is read: as long as it
+# is, we hear of the client's leaving.
+MAX_PIPELINED = 16
 # Connections beyond the limit that are let in to be told so, and how long their heads may take.
 EXTRA_CONNECTIONS = 64
 EXTRA_HEAD_SECONDS = 2.0
@@ -75,9 +78,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience = _stop(self._patience)
+        self._forget_patience()
         super().connection_lost(exc)
-        self._unread_timer = _stop(self._unread_timer)
+        self._forget_unread()
         for cycle in self._open_cycles:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -88,9 +91,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if _wants_upgrade(self.parser):
             return  # it comes again, see `ignore_upgrade`
         self._in_head, self._head_ended, self._head_bytes = False, True, 0
-        self._patience = _stop(self._patience)
+        self._forget_patience()
         super().on_headers_complete()
         self._open_cycles.append(self.cycle)
+        if 0 < len(self.pipeline) <= MAX_PIPELINED:  # uvicorn has stopped to read
+            self.flow.resume_reading()
         if self._is_extra:
             self.cycle.keep_alive = False
 
@@ -98,7 +103,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if _wants_upgrade(self.parser):
             return
         self._in_head = True
-        self._patience = _stop(self._patience)
+        self._forget_patience()
         super().on_message_complete()
 
     def ignore_upgrade(self, rest: bytes) -> None:
@@ -131,7 +136,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._unread_timer = _stop(self._unread_timer)
+        self._forget_unread()
 
     # ------------------------------------------------------------------------------------- patience
 
@@ -148,9 +153,19 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             self._hang_up()
 
+    def _forget_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
     def _await_reading(self) -> None:
         if self._unread_timer is None:
             self._unread_timer = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+    def _forget_unread(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def _hang_up(self) -> None:
         if self.transport.get_write_buffer_size():  # it does not read, and would stay
@@ -170,14 +185,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-class _Parser(httptools.HttpRequestParser):  # type: ignore[misc]
+class _Parser(httptools.HttpRequestParser):
     """Stays with HTTP/1.1, whatever a request asks for."""
 
     def __init__(self, protocol: BoundedHttpProtocol) -> None:
         super().__init__(protocol)
         self._protocol = protocol
 
-    def feed_data(self, data: bytes) -> None:
+    def feed_data(self, data: Any) -> None:
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -196,8 +211,3 @@ def _new_parser(protocol: BoundedHttpProtocol) -> _Parser:
 def _wants_upgrade(parser: httptools.HttpRequestParser) -> bool:
     """To another protocol; CONNECT, which is no wish but a method of its own, is refused later."""
     return parser.should_upgrade() and parser.get_method() != b"CONNECT"
-
-
-def _stop(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()

@@ -109,7 +109,8 @@ class AppContext:
         return name
 
 
-def get_context(request: Request) -> AppContext:
+async def get_context(request: Request) -> AppContext:
+    # A coroutine, though it waits for nothing: FastAPI would send a plain function to a thread.
     context = request.app.state.context
     assert isinstance(context, AppContext)
     return context

@@ -7,6 +7,7 @@ off; in a container we are process 1, for which SIGTERM has no default.
 """
 
 import asyncio
+import gc
 import ipaddress
 import logging
 import signal
@@ -206,6 +207,10 @@ async def _start(
     if defaults:
         shown = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
         logger.info("sampling defaults of the model: %s", shown)
+    # What has been imported and loaded stays: looking at all of it again for garbage, now and then,
+    # would stop every stream for some tenths of a second.
+    gc.collect()
+    gc.freeze()
     for line in start_lines(info, address, app.state.context.model_names):
         logger.info("%s", line)
     if app.state.context.settings.ui:

@@ -34,6 +34,19 @@ async def test_a_loaded_engine_is_ready(new_engine, new_client):
     assert (await client.get("/health/ready")).status_code == 200
 
 
+async def test_a_small_call_waits_for_no_thread(new_engine, new_client, monkeypatch):
+    """Threads may all be taken by large inputs."""
+
+    async def refuse(*_, **__):
+        raise AssertionError("a thread is asked for")
+
+    monkeypatch.setattr("anyio.to_thread.run_sync", refuse)
+    monkeypatch.setattr("asyncio.to_thread", refuse)
+    client = new_client(new_engine("x"))
+    assert (await client.get("/health/ready")).status_code == 200
+    assert (await client.get("/load")).status_code == 200
+
+
 async def test_a_dead_engine_is_alive_but_never_ready(new_engine, new_client):
     engine = new_engine("x")
     engine.state = EngineState("dead", "KeyError: 'x' in /usr/lib/engine.py")

@@ -21,6 +21,7 @@ from server.simulate.setting import (
     Setting,
     SettingError,
     add_setting_flags,
+    check_folders,
     checked,
     read_setting,
 )
@@ -63,7 +64,8 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
 def run_plan(given: argparse.Namespace) -> int:
     """Raises `BadInput` and ValueError. Exit code 1 if nothing is enough."""
     refuse_flags(given, "num_warmups", "sweep")
-    slo_ms = parse_goodput(given.slo.split(","))
+    slo_ms = parse_goodput(given.slo.split(","), "--slo")
+    check_folders([given.json])
     if given.plot:
         from clients.capacity.plots import check_plot_paths
 
@@ -135,7 +137,7 @@ def _show(plan: CapacityPlan, setting: Setting, share: float) -> None:
     if any(point.stopped for point in plan.curve()):
         console.print("* stopped when it could no longer succeed: figures until then")
     if plan.best is None:
-        console.print(f"No number of GPUs tried lets {share:.0%} of the requests keep it.")
+        console.print(_why_none(plan, share), highlight=False, soft_wrap=True)
         return
     replicas, seqs, budget = plan.best.candidate
     console.print(
@@ -148,8 +150,25 @@ def _show(plan: CapacityPlan, setting: Setting, share: float) -> None:
     console.print(f"step times: {setting.replica.step_time.source}", highlight=False)
 
 
+def _why_none(plan: CapacityPlan, share: float) -> str:
+    alone = plan.alone
+    if alone is None or alone.enough:
+        most = max(point.candidate.replicas for point in [*plan.searched, *plan.confirmed])
+        return f"Not even {most:,} GPUs let {share:.0%} of the requests keep it."
+    text = (
+        f"No number of GPUs is enough: even one request at a time, {alone.kept:.1%} keep it. "
+        f"TTFT p50 {_ms(alone.p50_ttft)} ms, p99 {_ms(alone.p99_ttft)} ms; "
+        f"TPOT p99 {_ms(alone.p99_tpot)} ms."
+    )
+    if alone.num_refused:
+        text += f" {alone.num_refused:,} of {alone.num_requests:,} are too long to be served."
+    return text
+
+
 def _ms(seconds: float) -> str:
-    return "-" if math.isnan(seconds) else f"{seconds * 1000:,.0f}"
+    if math.isnan(seconds):
+        return "-"
+    return f"{seconds * 1000:,.{1 if seconds < 0.1 else 0}f}"
 
 
 def _as_data(
@@ -166,6 +185,7 @@ def _as_data(
         "share": given.share,
         "routing": given.routing,
         "best": None if best is None else _point_data(best),
+        "alone": None if plan.alone is None else _point_data(plan.alone),
         "curve": [_point_data(point) for point in plan.curve()],
         "searched": [_point_data(point) for point in plan.searched],
         "confirmed": [_point_data(point) for point in plan.confirmed],

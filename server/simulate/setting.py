@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,6 +75,15 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     server.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction)
 
 
+def check_folders(paths: Iterable[Path | None]) -> None:
+    """Raises `SettingError` where a file could not be made: before a long run, not after it."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise SettingError(f"cannot write {path}: there is no such folder")
+        if path is not None and path.is_dir():
+            raise SettingError(f"cannot write {path}: it is a folder")
+
+
 def read_setting(given: argparse.Namespace) -> Setting:
     """Raises `SettingError`."""
     try:
@@ -136,7 +145,8 @@ def _fitted(given: argparse.Namespace) -> Setting:
     except OSError as error:
         raise SettingError(f"cannot read {given.step_time}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise SettingError(f"{given.step_time} is no fit of octavo simulate: {error}") from None
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise SettingError(f"{given.step_time} is no fit of octavo simulate: {what}") from None
     if given.kv_cache_memory_bytes is not None:
         if given.model is None:
             raise SettingError("--kv-cache-memory-bytes needs --model, for the size of a page")

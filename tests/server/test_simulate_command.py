@@ -188,6 +188,8 @@ class TestBadTraces:
             (HEADER + "2023-11-16 18:15:40.00,7,9\n", "line 3: its time is 6.68 s before that"),
             (HEADER + "yesterday,7,9\n", "line 3: TIMESTAMP 'yesterday' is no time"),
             (HEADER + "2023-11-16 18:15:47.00,7\n", "line 3: 2 values for 3 columns"),
+            (HEADER + "2023-11-16 18:15:47.00,nan,9\n", "line 3: ContextTokens must be finite"),
+            (HEADER + f"2023-11-16 18:15:47.00,7,{'9' * 200_000}\n", "line 3: field larger than"),
             ("", "no column"),
         ],
     )

@@ -54,17 +54,25 @@ def fit_steps(steps: Sequence[LoggedStep], source: str) -> Fit:
     trial = _fit(seen, source)
     held = held or seen
     errors = sorted(abs(trial.seconds(s.work) - s.seconds) / s.seconds for s in held)
-    measured = sum(step.seconds for step in held)
     typical = sorted(step.seconds for step in seen)[len(seen) // 2]
     return Fit(
         model=_fit(steps, source),
         num_steps=len(steps),
         num_held_out=len(held),
-        total_error=sum(trial.seconds(step.work) for step in held) / measured - 1,
+        total_error=_total_error(trial, held),
         median_error=errors[len(errors) // 2],
         p90_error=errors[min(int(len(errors) * 0.9), len(errors) - 1)],
         constant_error=sorted(abs(typical - s.seconds) / s.seconds for s in held)[len(held) // 2],
     )
+
+
+def total_error(model: StepTimeModel, steps: Sequence[LoggedStep]) -> float:
+    """How far the model is off the time that all the steps and their gaps took, relatively."""
+    return _total_error(model, _with_gaps(steps))
+
+
+def _total_error(model: StepTimeModel, steps: Sequence[LoggedStep]) -> float:
+    return sum(model.seconds(s.work) for s in steps) / sum(s.seconds for s in steps) - 1
 
 
 def _with_gaps(steps: Sequence[LoggedStep]) -> list[LoggedStep]:

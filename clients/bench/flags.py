@@ -137,7 +137,12 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 def add_dataset_flags(group: argparse._ArgumentGroup) -> None:
     kinds = "; ".join(f"{name}: {what}" for name, what in DATASETS.items())
     group.add_argument(
-        "--dataset", "--dataset-name", choices=DATASETS, default="random", help=kinds
+        "--dataset",
+        "--dataset-name",
+        choices=DATASETS,
+        default="random",
+        metavar="NAME",
+        help=kinds,
     )
     group.add_argument("--dataset-path", type=Path, metavar="FILE", help="may be gzip")
     group.add_argument(

@@ -103,6 +103,7 @@ def _fit(steps: Sequence[LoggedStep], source: str) -> StepTimeModel:
         per_context_token=per_context,
         per_pair=per_pair,
         source=source,
+        seen=StepWork(*(max(counts) for counts in zip(*(s.work for s in steps), strict=True))),
     )
     return _scaled(model, sum(s.seconds for s in steps) / sum(model.seconds(s.work) for s in steps))
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from scheduler.simulation.arrivals import Arrival
 from scheduler.simulation.fleet import FleetConfig, simulate
 from scheduler.simulation.results import Recorder, Slo
+from scheduler.simulation.step_time import StepWork
 
 MAX_NUM_SEQS = (128, 256, 512)
 TOKEN_BUDGETS = (512, 2048, 8192)
@@ -43,6 +44,7 @@ class PlanPoint(NamedTuple):
     num_requests: int
     num_refused: int  # longer than the model or the pool allows
     most_live: int  # requests that one replica had at once
+    largest: StepWork  # of each count, in any step
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,4 +226,5 @@ def _point(candidate: Candidate, seen: Recorder, share: float, num_requests: int
         num_requests=seen.num_requests,
         num_refused=sum(seen.refused.values()),
         most_live=seen.most_live,
+        largest=seen.largest,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler.simulation.distribution import Distribution
+from scheduler.simulation.step_time import StepWork
 
 MAX_KEPT = 20_000
 
@@ -147,6 +148,7 @@ class Recorder:
         self.steps = 0
         self.busy_seconds = 0.0
         self.most_live = 0  # requests that one replica had at once
+        self.largest = StepWork(0, 0, 0, 0, 0)  # of each count, in any step
         self.first_sent = math.inf
         self.last_token = 0.0
         # Filled in when the simulation has ended.
@@ -182,6 +184,10 @@ class Recorder:
         self.busy_seconds += seconds
         self.timeline.add(end, seconds, answering=tokens, waiting=live - tokens)
 
+    def work(self, work: StepWork) -> None:
+        """What a step computes."""
+        self.largest = StepWork(*map(max, self.largest, work))
+
     def merge(self, other: "Recorder") -> None:
         """Take in what another process has recorded of other replicas."""
         for name in ("ttft", "tpot", "itl", "e2e", "queued", "timeline"):
@@ -196,6 +202,7 @@ class Recorder:
         self.first_sent = min(self.first_sent, other.first_sent)
         self.last_token = max(self.last_token, other.last_token)
         self.most_live = max(self.most_live, other.most_live)
+        self.work(other.largest)
         self.stride = max(self.stride, other.stride)
         self.kept = [o for o in self.kept + other.kept if o.request % self.stride == 0]
         while len(self.kept) > self._max_kept:

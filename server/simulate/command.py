@@ -71,5 +71,11 @@ def _build_parser() -> ArgumentParser:
         ("fit", add_fit_flags, "what a step costs, from the step log of octavo serve"),
         ("plan", add_plan_flags, "how many GPUs keep the objectives, with which settings"),
     ):
-        add_flags(commands.add_parser(name, help=what, description=what, allow_abbrev=False))
+        usage = f"octavo simulate {name} {'FILE ' if name == 'fit' else ''}[--FLAG VALUE ...]"
+        add_flags(
+            commands.add_parser(
+                name, help=what, description=f"{what[0].upper()}{what[1:]}.", usage=usage,
+                allow_abbrev=False,
+            )
+        )  # fmt: skip
     return parser

@@ -23,6 +23,7 @@ from server.simulate.setting import (
     add_setting_flags,
     check_folders,
     checked,
+    guesses,
     read_setting,
 )
 
@@ -147,7 +148,9 @@ def _show(plan: CapacityPlan, setting: Setting, share: float) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    console.print(f"step times: {setting.replica.step_time.source}", highlight=False)
+    step_time = setting.replica.step_time
+    for line in (f"step times: {step_time.source}", *guesses(step_time, plan.best.largest)):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _why_none(plan: CapacityPlan, share: float) -> str:
@@ -195,6 +198,7 @@ def _as_data(
 def _point_data(point: PlanPoint) -> dict[str, Any]:
     data = point._asdict() | point.candidate._asdict()
     del data["candidate"]
+    data["largest"] = point.largest._asdict()
     for name in ("p50_ttft", "p99_ttft", "p99_tpot"):
         seconds = data.pop(name)
         data[f"{name}_ms"] = None if math.isnan(seconds) else seconds * 1000

@@ -28,6 +28,7 @@ from server.simulate.setting import (
     add_setting_flags,
     check_folders,
     checked,
+    guesses,
     read_setting,
 )
 
@@ -73,11 +74,9 @@ def run_serve(given: argparse.Namespace, argv: list[str]) -> int:
     records = []
     for one in [pace] if sweep is None else sweep.paces(pace):
         load = read_load(given, one)
-        if not runs and not given.quiet:
-            for note in load.notes():
-                print(note, file=sys.stderr)
         recorder = simulate_sharded(_fleet(given, setting, one, goodput), load, given.shards)
         facts = _facts(given, setting, load, argv)
+        facts["dataset_notes"] += guesses(setting.replica.step_time, recorder.largest)
         runs.append(run_of(recorder, percentiles=percentiles, goodput_ms=goodput, facts=facts))
         records.append(records_of(recorder))
     if not given.quiet:
@@ -121,6 +120,8 @@ def _show(runs: list[dict[str, Any]], sweep: Sweep | None) -> None:
             f"device time, {computed} prompt tokens computed",
             highlight=False,
         )
+    for note in dict.fromkeys(note for run in runs for note in run["dataset_notes"]):
+        console.print(f"- {note}", highlight=False, soft_wrap=True)
     if runs[-1]["details_every"] > 1:
         console.print(f"- single requests are kept for every {runs[-1]['details_every']}th one")
 

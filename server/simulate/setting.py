@@ -12,7 +12,7 @@ from scheduler import SchedulerConfig
 from scheduler.simulation.devices import DEVICES, Efficiency, pages_that_fit, step_time_of
 from scheduler.simulation.replica import ReplicaConfig
 from scheduler.simulation.shapes import DTYPE_BYTES, ModelShape
-from scheduler.simulation.step_time import StepTimeModel, model_from_json
+from scheduler.simulation.step_time import StepTimeModel, StepWork, model_from_json
 from server.flag_values import at_least, fraction, seconds, size
 from server.simulate.models import find_shape
 
@@ -37,12 +37,20 @@ class Setting:
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what serves")
     what.add_argument("--model", metavar="MODEL", help="name, folder with config.json, or hub id")
-    what.add_argument("--device", choices=DEVICES, help="by its data sheet; nothing was measured")
+    what.add_argument(
+        "--device", choices=DEVICES, metavar="NAME",
+        help=f"by its data sheet, nothing was measured: {', '.join(DEVICES)}",
+    )  # fmt: skip
     what.add_argument(
         "--step-time", type=Path, metavar="FILE", help="instead: what `octavo simulate fit` wrote"
     )
-    what.add_argument("--dtype", choices=DTYPE_BYTES, default="bfloat16", help="of the weights")
-    what.add_argument("--kv-cache-dtype", choices=_KV_DTYPES, help="default: as the weights")
+    what.add_argument(
+        "--dtype", choices=DTYPE_BYTES, default="bfloat16", metavar="DTYPE",
+        help=f"of the weights: {', '.join(DTYPE_BYTES)} (default: %(default)s)",
+    )  # fmt: skip
+    what.add_argument(
+        "--kv-cache-dtype", choices=_KV_DTYPES, metavar="DTYPE", help="default: as the weights"
+    )
     part = checked(fraction)
     usual = Efficiency()
     what.add_argument(
@@ -94,6 +102,15 @@ def read_setting(given: argparse.Namespace) -> Setting:
         raise
     except ValueError as error:
         raise SettingError(str(error)) from None
+
+
+def guesses(step_time: StepTimeModel, largest: StepWork) -> list[str]:
+    """Says so where steps were larger than any that the step times were fitted to."""
+    beyond = step_time.beyond(largest)
+    parts = [f"{asked:,} {name} (log: {seen:,})" for name, (asked, seen) in beyond.items()]
+    if not parts:
+        return []
+    return [f"steps larger than any in the step log, whose times are guessed: {', '.join(parts)}"]
 
 
 def checked(parse: Callable[[str], Value]) -> Callable[[str], Value]:

@@ -260,6 +260,11 @@ class TestFit:
         assert (run["max_num_seqs"], run["num_pages"]) == (32, 1000)
         # Eight at once: 5 + 8 ms and the gap of 0.5.
         assert run["median_itl_ms"] == pytest.approx(13.5, rel=0.05)
+        assert "steps larger" not in " ".join(run["dataset_notes"])
+        more = ["--max-num-seqs", "99", "-c", "90", "-n", "90", "--json", str(result)]
+        assert main(["serve", "--step-time", str(fit), *more]) == 0
+        [note] = json.loads(result.read_text())["dataset_notes"]
+        assert "larger than any in the step log" in note and "90 sequences (log: 33)" in note
 
     @pytest.mark.parametrize(
         ("spoil", "message"),

@@ -35,13 +35,13 @@ from server.simulate.fit import fit_as_json, read_step_log
 
 # (concurrency, prompts, flags): sizes around those of the workloads, none of them equal.
 CALIBRATION = (
-    (1, 3, ("--input-len", "16-512", "--output-len", "8-32")),
-    (5, 15, ("--input-len", "16-512", "--output-len", "8-48")),
-    (20, 40, ("--input-len", "16-256", "--output-len", "8-48")),
-    (64, 96, ("--input-len", "16-256", "--output-len", "8-48")),
+    (1, 3, ("--input-len", "16-384", "--output-len", "8-32")),
+    (5, 12, ("--input-len", "16-384", "--output-len", "8-48")),
+    (20, 30, ("--input-len", "16-192", "--output-len", "8-48")),
+    (64, 72, ("--input-len", "16-112", "--output-len", "8-48")),
     (
         12,
-        24,
+        18,
         (
             *("--dataset", "prefix", "--prefix-len", "900", "--prefix-groups", "1"),
             *("--input-len", "16-128", "--output-len", "8-32"),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from clients.bench.options import require_folder
 from clients.bench.plan import BadInput
 from clients.bench.plots import require_matplotlib
 
@@ -22,8 +23,7 @@ def check_plot_paths(paths: Sequence[Path]) -> None:
     for path in paths:
         if path.suffix.lower() not in _ENDINGS:
             raise BadInput(f"a plot's name must end in {' or '.join(_ENDINGS)}, got {path}")
-        if not path.absolute().parent.is_dir():
-            raise BadInput(f"cannot write {path}: there is no such folder")
+        require_folder(path)
     require_matplotlib()
 
 

@@ -10,12 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from clients.bench.options import require_folder
 from clients.bench.results import write_text
 from engine.step_log import VERSION
 from scheduler.simulation.fit import Fit, LoggedStep, fit_steps
 from scheduler.simulation.step_time import StepWork
 from server.flag_values import at_least
-from server.simulate.setting import SettingError, check_folders, checked
+from server.simulate.setting import SettingError, checked
 
 
 def add_fit_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def add_fit_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_fit(given: argparse.Namespace) -> int:
     """Raises `SettingError`, ValueError and `BadInput`."""
-    check_folders([given.output])
+    require_folder(given.output)
     server, steps = read_step_log(given.log)
     fit = fit_steps(steps[given.skip :], f"fit to {len(steps) - given.skip} steps of {given.log}")
     if given.output is not None:

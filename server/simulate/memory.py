@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clients.bench.lengths import Lengths
+from clients.bench.options import require_folder
 from clients.bench.plan import BadInput
 from clients.bench.results import write_text
 from kv_cache.sizing import page_bytes
@@ -18,7 +19,7 @@ from scheduler.simulation.memory import Allocation, Fit, MemoryExperiment, Memor
 from scheduler.simulation.shapes import DTYPE_BYTES
 from server.flag_values import at_least, size
 from server.simulate.models import find_shape
-from server.simulate.setting import SettingError, check_folders, checked
+from server.simulate.setting import SettingError, checked
 
 _GIB = 2**30
 _SHARED_PIECE = 1
@@ -70,7 +71,7 @@ def run_memory(given: argparse.Namespace) -> int:
     """Raises `BadInput` and ValueError."""
     name, token_bytes = _token_bytes(given)
     counts = _counts(given.users)
-    check_folders([given.json])
+    require_folder(given.json)
     if given.plot:
         from clients.capacity.plots import check_plot_paths
 

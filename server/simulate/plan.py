@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from clients.bench.options import require_folder
 from clients.bench.results import write_text
 from clients.bench.summary import parse_goodput
 from scheduler.simulation.fleet import FleetConfig
@@ -21,7 +22,6 @@ from server.simulate.setting import (
     Setting,
     SettingError,
     add_setting_flags,
-    check_folders,
     checked,
     guesses,
     read_setting,
@@ -66,7 +66,7 @@ def run_plan(given: argparse.Namespace) -> int:
     """Raises `BadInput` and ValueError. Exit code 1 if nothing is enough."""
     refuse_flags(given, "num_warmups", "sweep")
     slo_ms = parse_goodput(given.slo.split(","), "--slo")
-    check_folders([given.json])
+    require_folder(given.json)
     if given.plot:
         from clients.capacity.plots import check_plot_paths
 

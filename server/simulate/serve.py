@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from clients.bench.options import ErrorLimit, Sweep, choose_pace
+from clients.bench.options import ErrorLimit, Sweep, choose_pace, require_folder
 from clients.bench.pace import Pace
 from clients.bench.records import RequestRecord
 from clients.bench.results import ResultFile, write_csv, write_json, write_text
@@ -26,7 +26,6 @@ from server.simulate.setting import (
     Setting,
     SettingError,
     add_setting_flags,
-    check_folders,
     checked,
     guesses,
     read_setting,
@@ -65,7 +64,8 @@ def run_serve(given: argparse.Namespace, argv: list[str]) -> int:
     allowed = ErrorLimit.parse(given.max_errors)
     sweep = Sweep.parse(given.sweep) if given.sweep else None
     pace = read_pace(given, sweep)
-    check_folders([*_paths(given), given.png])
+    for path in (*_paths(given), given.png):
+        require_folder(path)
     if given.png is not None:
         from clients.bench.plots import require_matplotlib
 

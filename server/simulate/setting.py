@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,15 +81,6 @@ def add_setting_flags(parser: argparse.ArgumentParser) -> None:
         server.add_argument(*names, type=whole, metavar="N")
     server.add_argument("--kv-cache-memory-bytes", type=checked(size), metavar="SIZE")
     server.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction)
-
-
-def check_folders(paths: Iterable[Path | None]) -> None:
-    """Raises `SettingError` where a file could not be made: before a long run, not after it."""
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
-            raise SettingError(f"cannot write {path}: there is no such folder")
-        if path is not None and path.is_dir():
-            raise SettingError(f"cannot write {path}: it is a folder")
 
 
 def read_setting(given: argparse.Namespace) -> Setting:

@@ -7,6 +7,11 @@ One server runs with a step log. Before and after every workload a calibration l
 is put on it; a model fitted to the steps of these two calibrations, which never saw the workload,
 predicts it. The core's speed drifts: what lies on both sides of a measurement is the fairest guess
 at the speed in between. The table has the ratio of predicted to measured.
+
+Two more columns say where a deviation comes from. `its steps`: the model beside the steps that the
+workload really took, so what is off there is their time, not the simulation of what runs when.
+`speed kept`: time that the calibrations before and after took, each beside the model of both: where
+these differ, the machine itself did, and nothing can be said of the prediction.
 """
 
 import argparse
@@ -24,19 +29,19 @@ from benchmarks.servers import Octavo, RunningServer, free_port
 from benchmarks.workloads import WORKLOADS, Workload
 from clients.bench.results import write_text
 from clients.bench.statistics import median
-from scheduler.simulation.fit import Fit, LoggedStep, fit_steps
+from scheduler.simulation.fit import Fit, LoggedStep, fit_steps, total_error
 from server.simulate import main as simulate
 from server.simulate.fit import fit_as_json, read_step_log
 
 # (concurrency, prompts, flags): sizes around those of the workloads, none of them equal.
 CALIBRATION = (
-    (1, 3, ("--input-len", "16-512", "--output-len", "8-32")),
-    (5, 15, ("--input-len", "16-512", "--output-len", "8-48")),
-    (20, 40, ("--input-len", "16-256", "--output-len", "8-48")),
-    (64, 96, ("--input-len", "16-256", "--output-len", "8-48")),
+    (1, 3, ("--input-len", "16-384", "--output-len", "8-32")),
+    (5, 12, ("--input-len", "16-384", "--output-len", "8-48")),
+    (20, 30, ("--input-len", "16-192", "--output-len", "8-48")),
+    (64, 72, ("--input-len", "16-112", "--output-len", "8-48")),
     (
         12,
-        24,
+        18,
         (
             *("--dataset", "prefix", "--prefix-len", "900", "--prefix-groups", "1"),
             *("--input-len", "16-128", "--output-len", "8-32"),
@@ -54,6 +59,9 @@ class Check:
     measured: dict[str, Any]
     predicted: dict[str, Any]
     fit: Fit
+    own_error: float  # of the model, on the workload's steps
+    before: float  # of the model, on each of the calibrations it is fitted to
+    after: float
 
     def ratio(self, figure: str) -> float:
         return float(self.predicted[figure] / self.measured[figure])
@@ -71,32 +79,44 @@ class Bench:
 
     def calibrate(self) -> list[LoggedStep]:
         """The steps of a calibration."""
-        _, before = read_step_log(self._log)
+        before = self._num_steps()
         for concurrency, prompts, flags in CALIBRATION:
             count = max(round(prompts * self._share), min(concurrency, prompts))
             load = ("--max-concurrency", str(concurrency), "--num-prompts", str(count), *flags)
             self._load(load, self._folder / "calibration.json")
-        _, after = read_step_log(self._log)
-        return after[len(before) :]
+        return self._steps_since(before)
 
-    def measure(self, workload: Workload) -> dict[str, Any]:
-        """What `octavo bench` found; its seed makes the same load again."""
+    def measure(self, workload: Workload) -> tuple[dict[str, Any], list[LoggedStep]]:
+        """What `octavo bench` found, whose seed makes the same load again, and the steps taken."""
+        before = self._num_steps()
         path = self._folder / f"measured-{workload.name}.json"
         self._load(tuple(workload.octavo_flags(self._share)), path)
         result: dict[str, Any] = json.loads(path.read_text())
-        return result
+        return result, self._steps_since(before)
 
     def predict(
-        self, workload: Workload, measured: dict[str, Any], steps: list[LoggedStep]
+        self,
+        workload: Workload,
+        measured: tuple[dict[str, Any], list[LoggedStep]],
+        calibrations: tuple[list[LoggedStep], list[LoggedStep]],
     ) -> Check:
         server, _ = read_step_log(self._log)
+        (result, own), (before, after) = measured, calibrations
+        steps = before + after
         fit = fit_steps(steps, f"fit to {len(steps)} steps of two calibrations")
         step_time = self._folder / f"fit-{workload.name}.json"
         write_text(step_time, fit_as_json(fit, server))
         path = self._folder / f"predicted-{workload.name}.json"
-        load = [*workload.octavo_flags(self._share), "--seed", str(measured["seed"])]
+        load = [*workload.octavo_flags(self._share), "--seed", str(result["seed"])]
         simulate(["serve", "--step-time", str(step_time), *load, "--json", str(path), "--quiet"])
-        return Check(workload.name, measured, json.loads(path.read_text()), fit)
+        errors = [total_error(fit.model, part) for part in (own, before, after)]
+        return Check(workload.name, result, json.loads(path.read_text()), fit, *errors)
+
+    def _num_steps(self) -> int:
+        return len(read_step_log(self._log)[1])
+
+    def _steps_since(self, number: int) -> list[LoggedStep]:
+        return read_step_log(self._log)[1][number:]
 
     def _load(self, flags: tuple[str, ...], result: Path) -> None:
         """In a process of its own, as anybody would."""
@@ -125,7 +145,7 @@ def main() -> int:
             for workload in workloads:
                 measured = bench.measure(workload)
                 later = bench.calibrate()
-                checks.append(bench.predict(workload, measured, steps + later))
+                checks.append(bench.predict(workload, measured, (steps, later)))
                 steps = later
                 _show(checks)
     except KeyboardInterrupt:
@@ -142,18 +162,20 @@ def _show(checks: list[Check]) -> None:
     for _, title in FIGURES:
         for column in (title, "predicted", "ratio"):
             table.add_column(column, justify="right")
-    table.add_column("fit: time held out", justify="right")
+    for title in ("held out", "its steps", "speed kept"):
+        table.add_column(title, justify="right")
     for check in checks:
         cells = []
         for key, _ in FIGURES:
             cells += [f"{check.measured[key]:,.1f}", f"{check.predicted[key]:,.1f}"]
             cells.append(f"{check.ratio(key):.3f}")
-        table.add_row(check.workload, *cells, f"{check.fit.total_error:+.1%}")
+        errors = (f"{check.fit.total_error:+.1%}", f"{check.own_error:+.1%}")
+        table.add_row(check.workload, *cells, *errors, f"{check.before:+.1%}, {check.after:+.1%}")
     for name in sorted({check.workload for check in checks}):
         ours = [check for check in checks if check.workload == name]
         medians = [f"{median([check.ratio(key) for check in ours]):.3f}" for key, _ in FIGURES]
-        table.add_row(f"{name} median", "", "", medians[0], "", "", medians[1], "")
-    Console(width=120).print(table)
+        table.add_row(f"{name} median", "", "", medians[0], "", "", medians[1])
+    Console(width=130).print(table)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -26,7 +26,6 @@ from clients.bench.options import (
 )
 from clients.bench.plan import BadInput
 from clients.bench.summary import parse_goodput
-from clients.connection import DEFAULT_URL
 
 _SEEDS = 10**9
 DEFAULT_PROMPTS = 100
@@ -113,6 +112,8 @@ def read_options(arguments: Sequence[str]) -> BenchOptions:
 
 
 def _add_server_flags(group: argparse._ArgumentGroup) -> None:
+    from clients.connection import DEFAULT_URL  # with httpx, which a simulation does without
+
     url = os.environ.get("OCTAVO_URL", DEFAULT_URL)
     group.add_argument("--url", "--base-url", default=url, help="default: %(default)s")
     group.add_argument("--api-key", default=os.environ.get("OCTAVO_API_KEY"), metavar="KEY")
@@ -136,7 +137,12 @@ def _add_server_flags(group: argparse._ArgumentGroup) -> None:
 def add_dataset_flags(group: argparse._ArgumentGroup) -> None:
     kinds = "; ".join(f"{name}: {what}" for name, what in DATASETS.items())
     group.add_argument(
-        "--dataset", "--dataset-name", choices=DATASETS, default="random", help=kinds
+        "--dataset",
+        "--dataset-name",
+        choices=DATASETS,
+        default="random",
+        metavar="NAME",
+        help=kinds,
     )
     group.add_argument("--dataset-path", type=Path, metavar="FILE", help="may be gzip")
     group.add_argument(

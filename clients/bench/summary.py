@@ -19,17 +19,17 @@ GOODPUT_NAMES = ("ttft", "tpot", "e2el")
 MAX_SAVED_ITLS = 200_000
 
 
-def parse_goodput(pairs: Iterable[str]) -> dict[str, float]:
-    """`ttft:300 tpot:50` as milliseconds by name. Raises `BadInput`."""
+def parse_goodput(pairs: Iterable[str], flag: str = "--goodput") -> dict[str, float]:
+    """`ttft:300 tpot:50` as milliseconds by name. Raises `BadInput`, naming the flag."""
     limits = {}
     for pair in pairs:
         name, _, value = pair.partition(":")
         try:
             limits[name] = float(value)
         except ValueError:
-            raise BadInput(f"--goodput {pair!r} must be like ttft:300, in milliseconds") from None
+            raise BadInput(f"{flag} {pair!r} must be like ttft:300, in milliseconds") from None
         if name not in GOODPUT_NAMES or not limits[name] >= 0:
-            raise BadInput(f"--goodput {pair!r}: one of {', '.join(GOODPUT_NAMES)}, 0 or above")
+            raise BadInput(f"{flag} {pair!r}: one of {', '.join(GOODPUT_NAMES)}, 0 or above")
     return limits
 
 

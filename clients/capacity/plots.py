@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from clients.bench.options import require_folder
 from clients.bench.plan import BadInput
 from clients.bench.plots import require_matplotlib
 
@@ -22,8 +23,7 @@ def check_plot_paths(paths: Sequence[Path]) -> None:
     for path in paths:
         if path.suffix.lower() not in _ENDINGS:
             raise BadInput(f"a plot's name must end in {' or '.join(_ENDINGS)}, got {path}")
-        if not path.absolute().parent.is_dir():
-            raise BadInput(f"cannot write {path}: there is no such folder")
+        require_folder(path)
     require_matplotlib()
 
 
@@ -48,6 +48,8 @@ def plot_plan(path: Path, data: dict[str, Any]) -> None:
     Raises `BadInput`."""
     pyplot = require_matplotlib()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.4))
+    limits = ", ".join(f"{name} {limit:g} ms" for name, limit in data["slo_ms"].items())
+    figure.suptitle(f"{data['model']} on {data['device']}: {limits}")
     curve = data["curve"]
     numbers = [point["replicas"] for point in curve]
     left.plot(numbers, [point["kept"] * 100 for point in curve], "-")
@@ -60,16 +62,28 @@ def plot_plan(path: Path, data: dict[str, Any]) -> None:
             label=label,
         )
     left.axhline(data["share"] * 100, linestyle="--", color="grey", label="wanted")
-    left.set(title="Requests that keep the objectives", xlabel="GPUs", ylabel="%", ylim=(0, 102))
+    if data["alone"] is not None:
+        alone = data["alone"]["kept"] * 100
+        left.axhline(alone, linestyle=":", color="C1", label="one request at a time")
+    left.set(title="Requests that keep the objectives", xlabel="GPUs", ylabel="%", ylim=(-3, 103))
     left.legend()
-    for key, label in (("p99_ttft_ms", "TTFT p99"), ("p99_tpot_ms", "TPOT p99")):
+    colours = {"ttft": "C0", "tpot": "C1", "e2el": "C2"}
+    for name in ("ttft", "tpot"):
+        key = f"p99_{name}_ms"
         known = [(point["replicas"], point[key]) for point in curve if point[key] is not None]
-        right.plot([x for x, _ in known], [y for _, y in known], "o-", label=label)
+        right.plot(
+            [x for x, _ in known], [y for _, y in known], "o-", color=colours[name],
+            label=f"{name.upper()} p99",
+        )  # fmt: skip
     for name, limit in data["slo_ms"].items():
-        right.axhline(limit, linestyle="--", color="grey", label=f"{name} {limit:g} ms")
+        right.axhline(
+            limit, linestyle="--", color=colours[name], label=f"{name.upper()} {limit:g} ms"
+        )
     right.set(title="Times", xlabel="GPUs", ylabel="ms", yscale="log")
     right.legend()
     for panel in (left, right):
+        panel.set_xlim(min(numbers) - 0.5, max(numbers) + 0.5)
+        panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(alpha=0.3)
     _save(pyplot, figure, path)
 
@@ -92,6 +106,7 @@ def _over_users(panel: Any, points: Sequence[dict[str, Any]]) -> None:
 def _waste(panel: Any, point: dict[str, Any]) -> None:
     """Bars that begin at what the tokens themselves would take."""
     names = ("naive", "paged", "shared")
+    shown = ("reserved", "paged", "shared")
     kinds = (("never_used", "reserved, never used"), ("fragmentation", "internal fragmentation"))
     below = [0.0] * len(names)
     used = [
@@ -111,9 +126,10 @@ def _waste(panel: Any, point: dict[str, Any]) -> None:
     empty = [
         sum(point[name][kind] for kind, _ in kinds) / point[name]["reserved"] for name in names
     ]
-    labels = [f"{name}\n{part:.1%} empty" for name, part in zip(names, empty, strict=True)]
+    labels = [f"{name}\n{part:.1%} empty" for name, part in zip(shown, empty, strict=True)]
     panel.set_xticks(range(len(names)), labels)
     panel.set(title=f"Where it goes, {point['users']:,} users", ylabel="GiB")
+    panel.margins(y=0.05)
     panel.legend()
 
 

@@ -44,8 +44,10 @@ class Efficiency:
 
     def __post_init__(self) -> None:
         for name in ("bandwidth", "flops", "memory"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1, got {getattr(self, name)}")
+            if not 0.001 <= getattr(self, name) <= 1:
+                raise ValueError(
+                    f"the efficiency of {name} must lie in 0.001 to 1, got {getattr(self, name)}"
+                )
         if self.overhead < 0 or self.reserve < 0:
             raise ValueError(
                 f"overhead ({self.overhead}) and reserve ({self.reserve}) must be at least 0"
@@ -112,7 +114,13 @@ def pages_that_fit(
     """Pages beside the weights. Raises ValueError, with the numbers, where there is no room."""
     usable = int(device.memory * efficiency.memory) - efficiency.reserve
     left = usable - shape.weight_bytes(dtype)
-    pages = left // (shape.kv_bytes_per_token(kv_dtype) * page_size)
+    page = shape.kv_bytes_per_token(kv_dtype) * page_size
+    pages = left // page
+    if pages < 1 <= left / page * page_size:
+        raise ValueError(
+            f"a page of {page_size} tokens takes {page / _GB:.1f} GB, and beside the weights "
+            f"{left / _GB:.1f} GB are left"
+        )
     if pages < 1:
         raise ValueError(
             f"{shape.name} in {dtype} has {shape.weight_bytes(dtype) / _GB:.1f} GB of weights and "

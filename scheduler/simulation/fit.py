@@ -2,7 +2,8 @@
 
 The log's reader hands in `LoggedStep`s. The model is linear in its costs, so it is fitted by least
 squares, none of them below zero; the matrices' curve is a chain of straight pieces over powers of
-two. Every fifth stretch of the log is held out: the error is that of a model that never saw it.
+two, which goes straight on where few steps say otherwise. Every fifth stretch of the log is held
+out: the error is that of a model that never saw it.
 """
 
 import math
@@ -16,6 +17,9 @@ from scheduler.simulation.step_time import StepTimeModel, StepWork
 MIN_STEPS = 50
 _STRETCH = 10
 _HELD_OUT = 5  # every fifth stretch
+# A bend of the matrices' curve is taken for noise as far as so many steps could have made it.
+_STEADY = 3.0
+_NUM_OTHERS = 4  # unknowns before those of the curve
 
 
 class LoggedStep(NamedTuple):
@@ -54,17 +58,25 @@ def fit_steps(steps: Sequence[LoggedStep], source: str) -> Fit:
     trial = _fit(seen, source)
     held = held or seen
     errors = sorted(abs(trial.seconds(s.work) - s.seconds) / s.seconds for s in held)
-    measured = sum(step.seconds for step in held)
     typical = sorted(step.seconds for step in seen)[len(seen) // 2]
     return Fit(
         model=_fit(steps, source),
         num_steps=len(steps),
         num_held_out=len(held),
-        total_error=sum(trial.seconds(step.work) for step in held) / measured - 1,
+        total_error=_total_error(trial, held),
         median_error=errors[len(errors) // 2],
         p90_error=errors[min(int(len(errors) * 0.9), len(errors) - 1)],
         constant_error=sorted(abs(typical - s.seconds) / s.seconds for s in held)[len(held) // 2],
     )
+
+
+def total_error(model: StepTimeModel, steps: Sequence[LoggedStep]) -> float:
+    """How far the model is off the time that all the steps and their gaps took, relatively."""
+    return _total_error(model, _with_gaps(steps))
+
+
+def _total_error(model: StepTimeModel, steps: Sequence[LoggedStep]) -> float:
+    return sum(model.seconds(s.work) for s in steps) / sum(s.seconds for s in steps) - 1
 
 
 def _with_gaps(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
@@ -83,7 +95,8 @@ def _fit(steps: Sequence[LoggedStep], source: str) -> StepTimeModel:
     knots = _knots([step.work.tokens for step in steps])
     # A long step's error is larger in seconds: weigh so that neither kind is fitted alone.
     rows = [(_features(s.work, knots), s.seconds, 1 / s.seconds) for s in steps]
-    costs = nonnegative_least_squares(rows, 4 + len(knots))
+    rows += _straight_on(steps, knots)
+    costs = nonnegative_least_squares(rows, _NUM_OTHERS + len(knots))
     overhead, per_sequence, per_context, per_pair, *rises = costs
     curve = [(1, 0.0)]
     for knot, rise in zip(knots, rises, strict=True):
@@ -95,6 +108,7 @@ def _fit(steps: Sequence[LoggedStep], source: str) -> StepTimeModel:
         per_context_token=per_context,
         per_pair=per_pair,
         source=source,
+        seen=StepWork(*(max(counts) for counts in zip(*(s.work for s in steps), strict=True))),
     )
     return _scaled(model, sum(s.seconds for s in steps) / sum(model.seconds(s.work) for s in steps))
 
@@ -114,6 +128,23 @@ def _features(work: StepWork, knots: Sequence[int]) -> list[float]:
         rises.append(min(max((work.tokens - last) / (knot - last), 0.0), 1.0))
         last = knot
     return [1.0, float(work.sequences), float(work.context), float(work.pairs), *rises]
+
+
+def _straight_on(
+    steps: Sequence[LoggedStep], knots: Sequence[int]
+) -> list[tuple[list[float], float, float]]:
+    """Rows that ask each rise to be the one before, in proportion to the tokens. A knot that few
+    steps came near would else follow the noise of those few."""
+    mean = sum(step.seconds for step in steps) / len(steps)
+    rows = []
+    for place in range(1, len(knots)):
+        start, middle, end = (1, *knots)[place - 1 : place + 2]
+        row = [0.0] * (_NUM_OTHERS + len(knots))
+        row[_NUM_OTHERS + place] = 1.0
+        row[_NUM_OTHERS + place - 1] = -(end - middle) / (middle - start)
+        near = [s.seconds for s in steps if end / 2 <= s.work.tokens <= end * 2]
+        rows.append((row, 0.0, _STEADY / (sum(near) / len(near) if near else mean)))
+    return rows
 
 
 def _scaled(model: StepTimeModel, factor: float) -> StepTimeModel:

@@ -111,11 +111,18 @@ class _Fleet:
             if self._hopeless():
                 break
         else:
-            self._advance_to(math.inf)
+            self._drain()
         for replica in self._replicas:
             replica.check()
             self.recorder.preemptions += replica.stats.num_preemptions
             self.recorder.prompt_tokens_computed += replica.stats.prompt_tokens_computed
+
+    def _drain(self) -> None:
+        """Let all that is under way end, unless that can no longer succeed."""
+        if self._config.max_misses is None:
+            self._advance_to(math.inf)
+        while (following := self._next_event()) < math.inf and not self._hopeless():
+            self._advance_to(following)
 
     def _submit(self, index: int, arrival: Arrival, now: float) -> None:
         chosen = self._router.choose(arrival, self._loads)

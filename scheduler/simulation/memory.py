@@ -136,7 +136,8 @@ class MemoryExperiment:
         for share in (False, True):
             crowd = _Crowd(num_pages, self.page_size, share=share)
             for user, conversation in enumerate(self.conversations, start=1):
-                if not (crowd.join(conversation, user) and crowd.finish(user)):
+                answer = conversation.output_tokens
+                if not (crowd.join(conversation, user) and crowd.grow(user, answer)):
                     fitting.append(user - 1)
                     break
             else:

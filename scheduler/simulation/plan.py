@@ -3,7 +3,8 @@
 Searches by simulation: doubling until a number of replicas is enough, then halving the gap. Each
 number is tried with a few settings, those that worked last first. The search runs over the busiest
 stretch of the load, what it finds is confirmed on all of it. A run that can no longer succeed is
-stopped, so its figures are those until then.
+stopped, so its figures are those until then. Objectives that a request misses even with a replica
+to itself are found out before any number is doubled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import NamedTuple
 from scheduler.simulation.arrivals import Arrival
 from scheduler.simulation.fleet import FleetConfig, simulate
 from scheduler.simulation.results import Recorder, Slo
+from scheduler.simulation.step_time import StepWork
 
 MAX_NUM_SEQS = (128, 256, 512)
 TOKEN_BUDGETS = (512, 2048, 8192)
@@ -40,17 +42,21 @@ class PlanPoint(NamedTuple):
     p99_tpot: float
     output_throughput: float
     num_requests: int
+    num_refused: int  # longer than the model or the pool allows
     most_live: int  # requests that one replica had at once
+    largest: StepWork  # of each count, in any step
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
     """`best` is confirmed on the whole load; None if even `max_replicas` are not enough. `searched`
-    are all points of the search, `confirmed` those on the whole load, in order."""
+    are all points of the search, `confirmed` those on the whole load, in order. `alone` is how
+    requests fare one at a time, which no number of replicas improves; None if one is enough."""
 
     best: PlanPoint | None
     searched: tuple[PlanPoint, ...]
     confirmed: tuple[PlanPoint, ...]
+    alone: PlanPoint | None
 
     def curve(self) -> list[PlanPoint]:
         """The best point of the search for each number of replicas."""
@@ -91,27 +97,49 @@ class Planner:
         stretch = busiest(load, self.sample)
         searched: list[PlanPoint] = []
         confirmed: list[PlanPoint] = []
-        found = self._search(stretch, searched)
+        alone = None
+        found = self._enough(1, stretch, searched)
+        if found is None:
+            alone = self._alone(stretch)
+            if alone.enough:
+                found = self._search(stretch, searched)
         while found is not None:
             point = self._try(found.candidate, load)
             confirmed.append(point)
             if point.enough:
-                return CapacityPlan(point, tuple(searched), tuple(confirmed))
-            # The rest of the load is harder than its busiest stretch: on from there.
+                return CapacityPlan(point, tuple(searched), tuple(confirmed), alone)
+            # The rest of the load is harder than its busiest stretch: on from there, if it can be.
+            if len(confirmed) == 1:
+                alone = self._alone(load)
             more = found.candidate.replicas + 1
             found = None
-            while found is None and more <= self.max_replicas:
+            while alone is not None and alone.enough and found is None and more <= self._most(load):
                 found = self._enough(more, stretch, searched)
                 more += 1
-        return CapacityPlan(None, tuple(searched), tuple(confirmed))
+        return CapacityPlan(None, tuple(searched), tuple(confirmed), alone)
+
+    def _most(self, load: Sequence[Arrival]) -> int:
+        """With as many replicas as conversations, more would idle."""
+        return min(self.max_replicas, len(load))
+
+    def _alone(self, stretch: Sequence[Arrival]) -> PlanPoint:
+        """One request at a time, each finding all in the cache that came before it."""
+        candidate = Candidate(1, max(self.max_num_seqs), max(self.token_budgets))
+        fleet = replace(self._fleet(candidate), max_concurrency=1)
+        requests = _num_requests(stretch)
+        return _point(candidate, simulate(fleet, stretch), self.share, requests)
 
     def _search(self, stretch: Sequence[Arrival], points: list[PlanPoint]) -> PlanPoint | None:
-        """The first point that is enough, by doubling and bisection."""
-        low, high = 0, 1
-        while (found := self._enough(high, stretch, points)) is None:
-            if high == self.max_replicas:
-                return None
-            low, high = high, min(2 * high, self.max_replicas)
+        """The first point that is enough, by doubling and bisection; one replica is not."""
+        most, low, found = self._most(stretch), 1, None
+        while low < most:
+            high = min(2 * low, most)
+            found = self._enough(high, stretch, points)
+            if found is not None:
+                break
+            low = high
+        if found is None:
+            return None
         while high - low > 1:
             middle = (low + high) // 2
             better = self._enough(middle, stretch, points)
@@ -145,19 +173,19 @@ class Planner:
             settings.sort(key=lambda pair: pair != (best.max_num_seqs, best.max_num_batched_tokens))
         return iter(settings)
 
-    def _try(self, candidate: Candidate, load: Sequence[Arrival]) -> PlanPoint:
+    def _fleet(self, candidate: Candidate) -> FleetConfig:
         limits = replace(
             self.fleet.replica.scheduler,
             max_num_seqs=candidate.max_num_seqs,
             max_num_batched_tokens=candidate.max_num_batched_tokens,
         )
-        fleet = replace(
-            self.fleet,
-            replica=replace(self.fleet.replica, scheduler=limits),
-            num_replicas=candidate.replicas,
-            max_misses=int((1 - self.share) * _num_requests(load)),
-        )
-        point = _point(candidate, simulate(fleet, load), self.share, _num_requests(load))
+        replica = replace(self.fleet.replica, scheduler=limits)
+        return replace(self.fleet, replica=replica, num_replicas=candidate.replicas)
+
+    def _try(self, candidate: Candidate, load: Sequence[Arrival]) -> PlanPoint:
+        requests = _num_requests(load)
+        fleet = replace(self._fleet(candidate), max_misses=int((1 - self.share) * requests))
+        point = _point(candidate, simulate(fleet, load), self.share, requests)
         self.report(point)
         return point
 
@@ -196,5 +224,7 @@ def _point(candidate: Candidate, seen: Recorder, share: float, num_requests: int
         p99_tpot=seen.tpot.percentile(99),
         output_throughput=seen.output_tokens / seen.duration if seen.duration else 0.0,
         num_requests=seen.num_requests,
+        num_refused=sum(seen.refused.values()),
         most_live=seen.most_live,
+        largest=seen.largest,
     )

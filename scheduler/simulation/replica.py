@@ -157,7 +157,9 @@ class Replica:
         if not plan.chunks:
             raise RuntimeError(f"replica {self.number} has {self.num_live} requests and no step")
         self._plan = plan
-        self.next_change = now + step_time.seconds(work_of(plan.chunks))
+        work = work_of(plan.chunks)
+        self._recorder.work(work)
+        self.next_change = now + step_time.seconds(work)
 
     def _commit(self, plan: StepPlan, now: float) -> None:
         live = self._live

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from scheduler.simulation.distribution import Distribution
+from scheduler.simulation.step_time import StepWork
 
 MAX_KEPT = 20_000
 
@@ -70,8 +71,9 @@ class Slo:
 class Timeline:
     """Sums over time in at most 1,024 equal spans: when more are needed, two become one.
 
-    A step counts where it ends. `answering_seconds` are those of requests that sampled a token in
-    it, `waiting_seconds` those of all others in the server, in prefill or in the queue.
+    A step's tokens count where it ends, its time over all that it takes. `answering_seconds` are
+    those of requests that sampled a token in it, `waiting_seconds` those of all others in the
+    server, in prefill or in the queue.
     """
 
     MAX_SPANS = 1024
@@ -82,19 +84,26 @@ class Timeline:
         self.answering_seconds: list[float] = []
         self.waiting_seconds: list[float] = []
 
-    def add(self, time: float, tokens: int, answering: float, waiting: float) -> None:
-        """A step that ended at `time`."""
-        at = int(time / self.span)
+    def add(self, end: float, seconds: float, *, answering: int, waiting: int) -> None:
+        """A step of `seconds` that ended at `end`, with one token for each of those `answering`."""
+        at = int(end / self.span)
         while at >= self.MAX_SPANS:
             self._double()
-            at = int(time / self.span)
+            at = int(end / self.span)
         missing = at + 1 - len(self.output_tokens)
         if missing > 0:
             for series in self._series():
                 series += [0.0] * missing
-        self.output_tokens[at] += tokens
-        self.answering_seconds[at] += answering
-        self.waiting_seconds[at] += waiting
+        self.output_tokens[at] += answering
+        left = seconds
+        while at > 0 and (part := end - at * self.span) < left:
+            self._pass(at, part, answering, waiting)
+            end, left, at = at * self.span, left - part, at - 1
+        self._pass(at, left, answering, waiting)
+
+    def _pass(self, at: int, seconds: float, answering: int, waiting: int) -> None:
+        self.answering_seconds[at] += answering * seconds
+        self.waiting_seconds[at] += waiting * seconds
 
     def merge(self, other: "Timeline") -> None:
         """Add another one's sums. Widens the spans of the finer of the two."""
@@ -139,6 +148,7 @@ class Recorder:
         self.steps = 0
         self.busy_seconds = 0.0
         self.most_live = 0  # requests that one replica had at once
+        self.largest = StepWork(0, 0, 0, 0, 0)  # of each count, in any step
         self.first_sent = math.inf
         self.last_token = 0.0
         # Filled in when the simulation has ended.
@@ -172,7 +182,11 @@ class Recorder:
         `live` requests."""
         self.steps += 1
         self.busy_seconds += seconds
-        self.timeline.add(end, tokens, tokens * seconds, (live - tokens) * seconds)
+        self.timeline.add(end, seconds, answering=tokens, waiting=live - tokens)
+
+    def work(self, work: StepWork) -> None:
+        """What a step computes."""
+        self.largest = StepWork(*map(max, self.largest, work))
 
     def merge(self, other: "Recorder") -> None:
         """Take in what another process has recorded of other replicas."""
@@ -188,6 +202,7 @@ class Recorder:
         self.first_sent = min(self.first_sent, other.first_sent)
         self.last_token = max(self.last_token, other.last_token)
         self.most_live = max(self.most_live, other.most_live)
+        self.work(other.largest)
         self.stride = max(self.stride, other.stride)
         self.kept = [o for o in self.kept + other.kept if o.request % self.stride == 0]
         while len(self.kept) > self._max_kept:

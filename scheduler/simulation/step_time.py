@@ -50,7 +50,7 @@ def work_of(chunks: Sequence[Chunk]) -> StepWork:
 class StepTimeModel:
     """All costs in seconds. `matrix` holds rising token counts with the seconds each takes: linear
     between them, level before the first, with the last slope beyond. `source` says in plain words
-    where the figures come from."""
+    where the figures come from, `seen` the largest of each count that they were fitted to."""
 
     overhead: float
     matrix: tuple[tuple[int, float], ...]
@@ -59,6 +59,7 @@ class StepTimeModel:
     per_context_token: float = 0.0
     per_pair: float = 0.0
     source: str = ""
+    seen: StepWork | None = None
 
     def __post_init__(self) -> None:
         for name in ("overhead", "per_sample", "per_sequence", "per_context_token", "per_pair"):
@@ -94,6 +95,17 @@ class StepTimeModel:
         (low, below), (high, above) = curve[right - 1], curve[right]
         return max(below + (above - below) * (tokens - low) / (high - low), 0.0)
 
+    def beyond(self, work: StepWork) -> dict[str, tuple[int, int]]:
+        """Which counts are so much larger than all that were fitted to that times are a guess:
+        by name, the count and the largest one seen. Empty for a model that was not fitted."""
+        if self.seen is None:
+            return {}
+        return {
+            name: (asked, seen)
+            for name, asked, seen in zip(StepWork._fields, work, self.seen, strict=True)
+            if asked > 1.25 * seen
+        }
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 
@@ -107,9 +119,11 @@ def model_from_json(text: str) -> StepTimeModel:
             name: float(data.get(name, 0.0))
             for name in ("per_sample", "per_sequence", "per_context_token", "per_pair")
         }
+        seen = data.get("seen")
         return StepTimeModel(
             overhead=float(data["overhead"]),
             matrix=matrix,
+            seen=None if seen is None else StepWork(*map(int, seen)),
             source=str(data.get("source", "")),
             **costs,
         )

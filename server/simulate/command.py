@@ -5,8 +5,10 @@ Exit codes are those of `octavo`: 0 done, 1 failed (a plan that finds nothing), 
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor
 
 from clients.arguments import ArgumentParser
 from clients.bench.plan import BadInput
@@ -43,6 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BadInput, EngineError, ValueError) as error:
         print(f"octavo simulate {given.command}: {error}", file=sys.stderr)
         return 2
+    except BrokenExecutor:
+        print(f"octavo simulate {given.command}: a shard's process was ended", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # Nobody reads any more. Standard output is flushed once more at exit: not into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         return 130
 
@@ -62,5 +71,11 @@ def _build_parser() -> ArgumentParser:
         ("fit", add_fit_flags, "what a step costs, from the step log of octavo serve"),
         ("plan", add_plan_flags, "how many GPUs keep the objectives, with which settings"),
     ):
-        add_flags(commands.add_parser(name, help=what, description=what, allow_abbrev=False))
+        usage = f"octavo simulate {name} {'FILE ' if name == 'fit' else ''}[--FLAG VALUE ...]"
+        add_flags(
+            commands.add_parser(
+                name, help=what, description=f"{what[0].upper()}{what[1:]}.", usage=usage,
+                allow_abbrev=False,
+            )
+        )  # fmt: skip
     return parser

@@ -10,11 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from clients.bench.options import require_folder
 from clients.bench.results import write_text
 from engine.step_log import VERSION
 from scheduler.simulation.fit import Fit, LoggedStep, fit_steps
 from scheduler.simulation.step_time import StepWork
-from server.simulate.setting import SettingError
+from server.flag_values import at_least
+from server.simulate.setting import SettingError, checked
 
 
 def add_fit_flags(parser: argparse.ArgumentParser) -> None:
@@ -22,11 +24,14 @@ def add_fit_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="for --step-time of the other commands"
     )
-    parser.add_argument("--skip", type=int, default=0, metavar="N", help="leave out the first N")
+    parser.add_argument(
+        "--skip", type=checked(at_least(0)), default=0, metavar="N", help="leave out the first N"
+    )
 
 
 def run_fit(given: argparse.Namespace) -> int:
     """Raises `SettingError`, ValueError and `BadInput`."""
+    require_folder(given.output)
     server, steps = read_step_log(given.log)
     fit = fit_steps(steps[given.skip :], f"fit to {len(steps) - given.skip} steps of {given.log}")
     if given.output is not None:
@@ -41,7 +46,7 @@ def read_step_log(path: Path) -> tuple[dict[str, Any], list[LoggedStep]]:
     steps: list[LoggedStep] = []
     for number, line in enumerate(_lines(path), start=1):
         try:
-            data = json.loads(line)
+            data = _object(line)
             if "octavo_step_log" in data:
                 if data["octavo_step_log"] != VERSION:
                     raise ValueError(f"format {data['octavo_step_log']!r}, known is {VERSION}")
@@ -61,6 +66,16 @@ def fit_as_json(fit: Fit, server: dict[str, Any]) -> str:
     errors = {key: value for key, value in asdict(fit).items() if key != "model"}
     data = {"step_time": asdict(fit.model), "fit": errors, "server": server}
     return json.dumps(data, indent=1) + "\n"
+
+
+def _object(line: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ValueError("must be an object")
+    return data
 
 
 def _step(data: dict[str, Any]) -> LoggedStep:

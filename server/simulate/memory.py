@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clients.bench.lengths import Lengths
+from clients.bench.options import require_folder
 from clients.bench.plan import BadInput
 from clients.bench.results import write_text
 from kv_cache.sizing import page_bytes
@@ -70,18 +71,20 @@ def run_memory(given: argparse.Namespace) -> int:
     """Raises `BadInput` and ValueError."""
     name, token_bytes = _token_bytes(given)
     counts = _counts(given.users)
+    require_folder(given.json)
     if given.plot:
         from clients.capacity.plots import check_plot_paths
 
         check_plot_paths(given.plot)
-    conversations, left_out = _conversations(given, max(counts))
+    conversations, note = _conversations(given, max(counts))
     experiment = MemoryExperiment(conversations, given.max_model_len, given.block_size)
     points = experiment.over_users(counts)
     growth = experiment.over_time(max(counts)) if max(counts) <= 1000 else []
     fit = None if given.fit is None else _fit(given, experiment, token_bytes, max(counts))
-    _show(name, token_bytes, points, fit, given.fit)
-    if left_out:
-        print(f"{left_out} conversations longer than {given.max_model_len} tokens were left out")
+    _show(name, token_bytes, points)
+    for line in (note, "" if fit is None else _fit_in_words(fit, given.fit)):
+        if line:
+            print(line)
     data = _as_data(given, name, token_bytes, points, growth, fit)
     if given.json is not None:
         write_text(given.json, json.dumps(data, indent=1) + "\n")
@@ -115,10 +118,10 @@ def _counts(text: str) -> list[int]:
     return counts
 
 
-def _conversations(given: argparse.Namespace, count: int) -> tuple[list[Arrival], int]:
-    """As many as there are users, and how many were too long for the model."""
+def _conversations(given: argparse.Namespace, count: int) -> tuple[list[Arrival], str]:
+    """As many as there are users, and what became of lengths that cannot be."""
     if given.dataset is None:
-        return _made_up(given, count), 0
+        return _made_up(given, count)
     from clients.bench.pace import Pace
     from server.simulate.serve import read_load
 
@@ -131,52 +134,70 @@ def _conversations(given: argparse.Namespace, count: int) -> tuple[list[Arrival]
         else:
             found.append(arrival)
             if len(found) == count:
-                return found, left_out
+                longest = f"longer than {given.max_model_len:,} tokens"
+                return found, f"{left_out:,} conversations {longest} left out" if left_out else ""
     raise BadInput(
         f"the dataset holds {len(found)} conversations of at most {given.max_model_len} tokens, "
         f"--users asks for {count}"
     )
 
 
-def _made_up(given: argparse.Namespace, count: int) -> list[Arrival]:
+def _made_up(given: argparse.Namespace, count: int) -> tuple[list[Arrival], str]:
     lengths, chance = Lengths.parse(given.tokens), random.Random(f"users {given.seed or 0}")
     shared = given.shared_tokens
     if shared + 2 > given.max_model_len:
         raise SettingError(
             f"--shared-tokens {shared} leaves no room below --max-model-len {given.max_model_len}"
         )
-    conversations = []
+    # Beside what is shared everybody has a token of his own, and an answer of one.
+    least, most = shared + 2, given.max_model_len
+    pieces = ((_SHARED_PIECE, shared),) if shared else ()
+    conversations, changed = [], 0
     for _ in range(count):
-        # Beside what is shared everybody has a token of his own, and an answer of one.
-        total = min(max(lengths.draw(chance), shared + 2), given.max_model_len)
-        pieces = ((_SHARED_PIECE, shared),) if shared else ()
+        length = lengths.draw(chance)
+        total = min(max(length, least), most)
+        changed += total != length
         conversations.append(Arrival(0.0, shared + 1, total - shared - 1, pieces))
-    return conversations
+    note = f"{changed:,} of {count:,} lengths were brought into {least:,} to {most:,} tokens"
+    return conversations, note if changed else ""
 
 
 def _fit(
     given: argparse.Namespace, experiment: MemoryExperiment, token_bytes: int, drawn: int
 ) -> Fit:
-    """With more users drawn if those at hand all fit."""
+    """With more users drawn if those at hand all fit. Raises `SettingError` where not even the
+    most fill the memory: what they say would be no answer."""
     tokens = given.fit // token_bytes
-    while True:
-        fit = experiment.that_fit(tokens)
-        if max(fit) < drawn or drawn >= _MAX_USERS or given.dataset is not None:
-            return fit
+    while max(fit := experiment.that_fit(tokens)) >= drawn:
+        if given.dataset is not None:
+            raise SettingError(
+                f"--fit {given.fit / _GIB:,.1f} GiB hold all {drawn:,} users: ask for more --users"
+            )
+        if drawn >= _MAX_USERS:
+            raise SettingError(
+                f"--fit {given.fit / _GIB:,.1f} GiB hold more than {_MAX_USERS:,} users: ask for "
+                "less memory, and multiply"
+            )
         drawn = min(drawn * 4, _MAX_USERS)
         experiment = MemoryExperiment(
-            _made_up(given, drawn), experiment.max_len, experiment.page_size
+            _made_up(given, drawn)[0], experiment.max_len, experiment.page_size
         )
+    return fit
 
 
-def _show(
-    name: str, token_bytes: int, points: list[MemoryPoint], fit: Fit | None, pool: int | None
-) -> None:
+def _fit_in_words(fit: Fit, pool: int) -> str:
+    return (
+        f"{pool / _GIB:,.1f} GiB hold {fit.naive:,} users by reserving, {fit.paged:,} paged, "
+        f"{fit.shared:,} shared"
+    )
+
+
+def _show(name: str, token_bytes: int, points: list[MemoryPoint]) -> None:
     table = Table(
         title=f"{name}: {token_bytes / 2**10:,.0f} KiB a token; memory in GiB",
         title_justify="left",
     )
-    for column in ("users", "held", "reserved", "wasted", "paged", "saved", "wasted", "shared",
+    for column in ("users", "held", "reserved", "empty", "paged", "empty", "saved", "shared",
                    "saved"):  # fmt: skip
         table.add_column(column, justify="right")
     for point in points:
@@ -187,8 +208,8 @@ def _show(
             f"{point.naive.reserved * gib:,.2f}",
             f"{point.wasted:.1%}",
             f"{point.paged.reserved * gib:,.2f}",
-            f"{point.saved * gib:,.2f}",
             f"{point.paged.fragmentation / point.paged.reserved:.1%}",
+            f"{point.saved * gib:,.2f}",
             f"{point.shared.reserved * gib:,.2f}",
             f"{(point.naive.reserved - point.shared.reserved) * gib:,.2f}",
         )
@@ -196,15 +217,9 @@ def _show(
     console.print(table)
     console.print(
         "reserved: the longest sequence for everyone; paged: pages as tokens come; shared: equal "
-        "beginnings once",
+        "beginnings once. Empty is a part of the column before it; saved is against reserving.",
         highlight=False,
     )
-    if fit is not None and pool is not None:
-        console.print(
-            f"{pool / _GIB:,.1f} GiB hold {fit.naive} users by reserving, {fit.paged} paged, "
-            f"{fit.shared} shared",
-            highlight=False,
-        )
 
 
 def _as_data(

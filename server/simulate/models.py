@@ -33,12 +33,30 @@ def _fetch_config(model: str) -> Path:
             f"model {model!r} is no folder, hub id (OWNER/NAME) or one of {', '.join(KNOWN_SHAPES)}"
         )
     try:
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
     except ImportError:
         raise ShapeError("a hub id needs huggingface_hub: pip install 'octavo[server]'") from None
     try:
+        return Path(hf_hub_download(model, "config.json", local_files_only=True))
+    except (LocalEntryNotFoundError, ValueError):
+        pass
+    try:
+        # Without a network this fails at once, where a download tries for half a minute.
+        get_hf_file_metadata(hf_hub_url(model, "config.json"))
         return Path(hf_hub_download(model, "config.json"))
+    except GatedRepoError:
+        reason = "it is gated: accept its terms on the hub and set HF_TOKEN"
+    except RepositoryNotFoundError:
+        reason = "the hub does not know it, or it is private (set HF_TOKEN)"
     except Exception as error:
         # Its errors are of many kinds, over many lines; the first says what is wrong.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ShapeError(f"the config of {model!r} cannot be fetched: {reason}") from None
+    raise ShapeError(
+        f"the config of {model!r} cannot be fetched: {reason}. A folder or config.json on disk "
+        f"does, or a known name: {', '.join(KNOWN_SHAPES)}"
+    )

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from clients.bench.options import require_folder
 from clients.bench.results import write_text
 from clients.bench.summary import parse_goodput
 from scheduler.simulation.fleet import FleetConfig
@@ -22,6 +23,7 @@ from server.simulate.setting import (
     SettingError,
     add_setting_flags,
     checked,
+    guesses,
     read_setting,
 )
 
@@ -63,7 +65,8 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
 def run_plan(given: argparse.Namespace) -> int:
     """Raises `BadInput` and ValueError. Exit code 1 if nothing is enough."""
     refuse_flags(given, "num_warmups", "sweep")
-    slo_ms = parse_goodput(given.slo.split(","))
+    slo_ms = parse_goodput(given.slo.split(","), "--slo")
+    require_folder(given.json)
     if given.plot:
         from clients.capacity.plots import check_plot_paths
 
@@ -135,7 +138,7 @@ def _show(plan: CapacityPlan, setting: Setting, share: float) -> None:
     if any(point.stopped for point in plan.curve()):
         console.print("* stopped when it could no longer succeed: figures until then")
     if plan.best is None:
-        console.print(f"No number of GPUs tried lets {share:.0%} of the requests keep it.")
+        console.print(_why_none(plan, share), highlight=False, soft_wrap=True)
         return
     replicas, seqs, budget = plan.best.candidate
     console.print(
@@ -145,11 +148,30 @@ def _show(plan: CapacityPlan, setting: Setting, share: float) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    console.print(f"step times: {setting.replica.step_time.source}", highlight=False)
+    step_time = setting.replica.step_time
+    for line in (f"step times: {step_time.source}", *guesses(step_time, plan.best.largest)):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _why_none(plan: CapacityPlan, share: float) -> str:
+    alone = plan.alone
+    if alone is None or alone.enough:
+        most = max(point.candidate.replicas for point in [*plan.searched, *plan.confirmed])
+        return f"Not even {most:,} GPUs let {share:.0%} of the requests keep it."
+    text = (
+        f"No number of GPUs is enough: even one request at a time, {alone.kept:.1%} keep it. "
+        f"TTFT p50 {_ms(alone.p50_ttft)} ms, p99 {_ms(alone.p99_ttft)} ms; "
+        f"TPOT p99 {_ms(alone.p99_tpot)} ms."
+    )
+    if alone.num_refused:
+        text += f" {alone.num_refused:,} of {alone.num_requests:,} are too long to be served."
+    return text
 
 
 def _ms(seconds: float) -> str:
-    return "-" if math.isnan(seconds) else f"{seconds * 1000:,.0f}"
+    if math.isnan(seconds):
+        return "-"
+    return f"{seconds * 1000:,.{1 if seconds < 0.1 else 0}f}"
 
 
 def _as_data(
@@ -166,6 +188,7 @@ def _as_data(
         "share": given.share,
         "routing": given.routing,
         "best": None if best is None else _point_data(best),
+        "alone": None if plan.alone is None else _point_data(plan.alone),
         "curve": [_point_data(point) for point in plan.curve()],
         "searched": [_point_data(point) for point in plan.searched],
         "confirmed": [_point_data(point) for point in plan.confirmed],
@@ -175,6 +198,7 @@ def _as_data(
 def _point_data(point: PlanPoint) -> dict[str, Any]:
     data = point._asdict() | point.candidate._asdict()
     del data["candidate"]
+    data["largest"] = point.largest._asdict()
     for name in ("p50_ttft", "p99_ttft", "p99_tpot"):
         seconds = data.pop(name)
         data[f"{name}_ms"] = None if math.isnan(seconds) else seconds * 1000

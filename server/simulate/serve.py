@@ -4,11 +4,12 @@ import argparse
 import math
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from clients.bench.options import ErrorLimit, Sweep, choose_pace
+from clients.bench.options import ErrorLimit, Sweep, choose_pace, require_folder
 from clients.bench.pace import Pace
 from clients.bench.records import RequestRecord
 from clients.bench.results import ResultFile, write_csv, write_json, write_text
@@ -26,6 +27,7 @@ from server.simulate.setting import (
     SettingError,
     add_setting_flags,
     checked,
+    guesses,
     read_setting,
 )
 
@@ -36,12 +38,14 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     add_setting_flags(parser)
     fleet = parser.add_argument_group("fleet")
     whole = checked(at_least(1))
-    fleet.add_argument("--replicas", type=whole, default=1, metavar="N", help="servers like this")
+    fleet.add_argument(
+        "--replicas", type=whole, default=1, metavar="N", help="servers like this (%(default)s)"
+    )
     fleet.add_argument(
         "--routing", choices=ROUTERS, default="least-loaded", help="(default: %(default)s)"
     )
     fleet.add_argument(
-        "--shards", type=whole, default=1, metavar="N", help="processes to run it in"
+        "--shards", type=whole, default=1, metavar="N", help="processes to run it in (%(default)s)"
     )
     add_dataset_flags(parser.add_argument_group("what is sent (as by octavo bench)"))
     add_load_flags(parser.add_argument_group("how fast"))
@@ -60,6 +64,8 @@ def run_serve(given: argparse.Namespace, argv: list[str]) -> int:
     allowed = ErrorLimit.parse(given.max_errors)
     sweep = Sweep.parse(given.sweep) if given.sweep else None
     pace = read_pace(given, sweep)
+    for path in (*_paths(given), given.png):
+        require_folder(path)
     if given.png is not None:
         from clients.bench.plots import require_matplotlib
 
@@ -68,18 +74,25 @@ def run_serve(given: argparse.Namespace, argv: list[str]) -> int:
     records = []
     for one in [pace] if sweep is None else sweep.paces(pace):
         load = read_load(given, one)
-        if not runs and not given.quiet:
-            for note in load.notes():
-                print(note, file=sys.stderr)
         recorder = simulate_sharded(_fleet(given, setting, one, goodput), load, given.shards)
         facts = _facts(given, setting, load, argv)
+        facts["dataset_notes"] += guesses(setting.replica.step_time, recorder.largest)
         runs.append(run_of(recorder, percentiles=percentiles, goodput_ms=goodput, facts=facts))
         records.append(records_of(recorder))
     if not given.quiet:
         _show(runs, sweep)
     _save(given, runs, records, goodput, sweep)
     failed = sum(run["failed"] for run in runs)
-    return int(allowed.exceeded(failed, sum(run["num_prompts"] for run in runs)))
+    total = sum(run["num_prompts"] for run in runs)
+    if not allowed.exceeded(failed, total):
+        return 0
+    reasons = sorted({reason for run in runs for reason in run["errors"] if reason})
+    print(
+        f"octavo simulate serve: {failed} of {total} requests were refused, --max-errors is "
+        f"{allowed}: {'; '.join(reasons)}",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def refuse_flags(given: argparse.Namespace, *names: str) -> None:
@@ -92,17 +105,23 @@ def refuse_flags(given: argparse.Namespace, *names: str) -> None:
 
 def _show(runs: list[dict[str, Any]], sweep: Sweep | None) -> None:
     console = Console()
+    setting = sweep.setting if sweep else ""
     if sweep is None:
         print_run(console, runs[0])
     else:
-        print_sweep(console, runs, sweep.setting)
+        print_sweep(console, runs, setting)
     for run in runs:
         server = run["server_metrics"]
+        key = {"concurrency": "max_concurrency", "rate": "request_rate"}.get(setting)
+        which = f" at {setting} {run[key]:g}" if key else ""
+        computed = f"{server['prompt_tokens_computed']:,}"
         console.print(
-            f"- simulated: {server['steps']:,} steps, {server['busy_seconds']:,.1f} s of device "
-            f"time, {server['prompt_tokens_computed']:,} prompt tokens computed",
+            f"- simulated{which}: {server['steps']:,} steps, {server['busy_seconds']:,.1f} s of "
+            f"device time, {computed} prompt tokens computed",
             highlight=False,
         )
+    for note in dict.fromkeys(note for run in runs for note in run["dataset_notes"]):
+        console.print(f"- {note}", highlight=False, soft_wrap=True)
     if runs[-1]["details_every"] > 1:
         console.print(f"- single requests are kept for every {runs[-1]['details_every']}th one")
 
@@ -115,26 +134,36 @@ def _save(
     sweep: Sweep | None,
 ) -> None:
     """All pages are made before the first file is written. Raises `BadInput`."""
-    from clients.bench.flags import with_suffix
-
-    name, prefix = sweep.setting if sweep else None, given.output
+    name = sweep.setting if sweep else None
     files = [ResultFile(given.label or runs[0]["url"], tuple(runs), name)]
-    html_path = given.html or with_suffix(prefix, ".html")
+    json_path, csv_path, html_path = _paths(given)
     page = ""
     if html_path is not None:
         from clients.bench.report import render_report
 
         page = render_report(files)
-    if path := given.json or with_suffix(prefix, ".json"):
-        write_json(path, runs, name)
-    if path := given.csv or with_suffix(prefix, ".csv"):
-        write_csv(path, records, goodput)
+    if json_path is not None:
+        write_json(json_path, runs, name)
+    if csv_path is not None:
+        write_csv(csv_path, records, goodput)
     if html_path is not None:
         write_text(html_path, page)
     if given.png is not None:
         from clients.bench.plots import save_plots
 
         save_plots(given.png, files)
+
+
+def _paths(given: argparse.Namespace) -> tuple[Path | None, Path | None, Path | None]:
+    """Of the JSON, the CSV and the HTML."""
+    from clients.bench.flags import with_suffix
+
+    prefix = given.output
+    return (
+        given.json or with_suffix(prefix, ".json"),
+        given.csv or with_suffix(prefix, ".csv"),
+        given.html or with_suffix(prefix, ".html"),
+    )
 
 
 def read_pace(given: argparse.Namespace, sweep: Sweep | None) -> Pace:
@@ -185,7 +214,7 @@ def _facts(
     replica, rate = setting.replica, load.pace.rate
     number = f"{given.replicas} x " if given.replicas > 1 else ""
     return {
-        "endpoint": "",
+        "endpoint": None,
         "url": f"simulated {number}{setting.place}",
         "label": given.label,
         "model_id": setting.model,

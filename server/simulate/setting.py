@@ -12,7 +12,7 @@ from scheduler import SchedulerConfig
 from scheduler.simulation.devices import DEVICES, Efficiency, pages_that_fit, step_time_of
 from scheduler.simulation.replica import ReplicaConfig
 from scheduler.simulation.shapes import DTYPE_BYTES, ModelShape
-from scheduler.simulation.step_time import StepTimeModel, model_from_json
+from scheduler.simulation.step_time import StepTimeModel, StepWork, model_from_json
 from server.flag_values import at_least, fraction, seconds, size
 from server.simulate.models import find_shape
 
@@ -37,12 +37,20 @@ class Setting:
 def add_setting_flags(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what serves")
     what.add_argument("--model", metavar="MODEL", help="name, folder with config.json, or hub id")
-    what.add_argument("--device", choices=DEVICES, help="by its data sheet; nothing was measured")
+    what.add_argument(
+        "--device", choices=DEVICES, metavar="NAME",
+        help=f"by its data sheet, nothing was measured: {', '.join(DEVICES)}",
+    )  # fmt: skip
     what.add_argument(
         "--step-time", type=Path, metavar="FILE", help="instead: what `octavo simulate fit` wrote"
     )
-    what.add_argument("--dtype", choices=DTYPE_BYTES, default="bfloat16", help="of the weights")
-    what.add_argument("--kv-cache-dtype", choices=_KV_DTYPES, help="default: as the weights")
+    what.add_argument(
+        "--dtype", choices=DTYPE_BYTES, default="bfloat16", metavar="DTYPE",
+        help=f"of the weights: {', '.join(DTYPE_BYTES)} (default: %(default)s)",
+    )  # fmt: skip
+    what.add_argument(
+        "--kv-cache-dtype", choices=_KV_DTYPES, metavar="DTYPE", help="default: as the weights"
+    )
     part = checked(fraction)
     usual = Efficiency()
     what.add_argument(
@@ -85,6 +93,15 @@ def read_setting(given: argparse.Namespace) -> Setting:
         raise
     except ValueError as error:
         raise SettingError(str(error)) from None
+
+
+def guesses(step_time: StepTimeModel, largest: StepWork) -> list[str]:
+    """Says so where steps were larger than any that the step times were fitted to."""
+    beyond = step_time.beyond(largest)
+    parts = [f"{asked:,} {name} (log: {seen:,})" for name, (asked, seen) in beyond.items()]
+    if not parts:
+        return []
+    return [f"steps larger than any in the step log, whose times are guessed: {', '.join(parts)}"]
 
 
 def checked(parse: Callable[[str], Value]) -> Callable[[str], Value]:
@@ -136,7 +153,8 @@ def _fitted(given: argparse.Namespace) -> Setting:
     except OSError as error:
         raise SettingError(f"cannot read {given.step_time}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise SettingError(f"{given.step_time} is no fit of octavo simulate: {error}") from None
+        what = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise SettingError(f"{given.step_time} is no fit of octavo simulate: {what}") from None
     if given.kv_cache_memory_bytes is not None:
         if given.model is None:
             raise SettingError("--kv-cache-memory-bytes needs --model, for the size of a page")

@@ -188,6 +188,8 @@ class TestBadTraces:
             (HEADER + "2023-11-16 18:15:40.00,7,9\n", "line 3: its time is 6.68 s before that"),
             (HEADER + "yesterday,7,9\n", "line 3: TIMESTAMP 'yesterday' is no time"),
             (HEADER + "2023-11-16 18:15:47.00,7\n", "line 3: 2 values for 3 columns"),
+            (HEADER + "2023-11-16 18:15:47.00,nan,9\n", "line 3: ContextTokens must be finite"),
+            (HEADER + f"2023-11-16 18:15:47.00,7,{'9' * 200_000}\n", "line 3: field larger than"),
             ("", "no column"),
         ],
     )
@@ -258,6 +260,11 @@ class TestFit:
         assert (run["max_num_seqs"], run["num_pages"]) == (32, 1000)
         # Eight at once: 5 + 8 ms and the gap of 0.5.
         assert run["median_itl_ms"] == pytest.approx(13.5, rel=0.05)
+        assert "steps larger" not in " ".join(run["dataset_notes"])
+        more = ["--max-num-seqs", "99", "-c", "90", "-n", "90", "--json", str(result)]
+        assert main(["serve", "--step-time", str(fit), *more]) == 0
+        [note] = json.loads(result.read_text())["dataset_notes"]
+        assert "larger than any in the step log" in note and "90 sequences (log: 33)" in note
 
     @pytest.mark.parametrize(
         ("spoil", "message"),

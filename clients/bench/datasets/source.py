@@ -3,6 +3,8 @@
 import csv
 import gzip
 import json
+import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from clients.bench.lengths import Lengths
 from clients.bench.plan import BadInput
 
 MAX_LENGTH = 10_000_000
+_GZIP = b"\x1f\x8b"
 _LENGTH, _TURNS, _NO_TIME = Lengths(128, 128), Lengths(4, 4), Lengths(0, 0)
 
 
@@ -50,6 +53,8 @@ class DatasetOptions:
         ):
             if value is not None and not value > 0:
                 raise BadInput(f"--{name} must be above 0, got {value:g}")
+            if value == math.inf:
+                raise BadInput(f"--{name} must be finite")
         if self.system_len < 0:
             raise BadInput(f"--system-len must not be negative, got {self.system_len}")
 
@@ -77,9 +82,13 @@ class Line:
             if value is None or isinstance(value, bool):
                 raise ValueError
             number = float(value)
+        except OverflowError:
+            number = math.inf
         except (TypeError, ValueError):
             raise self.error(f"{name} must be a number, got {_show(value)}") from None
-        if not least <= number < float("inf"):
+        if not math.isfinite(number):
+            raise self.error(f"{name} must be finite, got {_show(value)}")
+        if number < least:
             raise self.error(f"{name} must be at least {least:g}, got {_show(value)}")
         return number
 
@@ -100,7 +109,7 @@ def read_json_lines(path: Path) -> Iterator[Line]:
             continue
         try:
             data = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"{path} line {number}: no JSON: {error}") from None
         if not isinstance(data, dict):
             raise BadInput(f"{path} line {number}: must be an object, got {_show(data)}")
@@ -111,14 +120,14 @@ def read_csv(path: Path, columns: tuple[str, ...]) -> Iterator[Line]:
     """The rows of a CSV file with a header, which must have `columns`. Raises `BadInput`."""
     lines = _lines(path)
     _, header = next(lines, (0, ""))
-    names = next(csv.reader([header]), [])
+    names = _cells(path, 1, header)
     missing = [column for column in columns if column not in names]
     if missing:
         raise BadInput(f"{path} line 1: no column {', '.join(missing)} among {', '.join(names)}")
     for number, text in lines:
         if not text.strip():
             continue
-        values = next(csv.reader([text]))
+        values = _cells(path, number, text)
         if len(values) != len(names):
             raise BadInput(f"{path} line {number}: {len(values)} values for {len(names)} columns")
         yield Line(path, number, dict(zip(names, values, strict=True)))
@@ -129,15 +138,27 @@ def first_line(path: Path) -> str:
     return next(_lines(path), (0, ""))[1]
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    number = 0
-    opened = gzip.open if path.suffix == ".gz" else open
+def _cells(path: Path, number: int, text: str) -> list[str]:
     try:
-        with opened(path, "rt", encoding="utf-8-sig") as file:
-            for number, text in enumerate(file, 1):
+        return next(csv.reader([text]), [])
+    except csv.Error as error:
+        raise BadInput(f"{path} line {number}: {error}") from None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Gzip is told by its first bytes or by the file's name."""
+    number = 0
+    try:
+        with path.open("rb") as file:
+            is_gzip = file.read(2) == _GZIP or path.suffix == ".gz"
+        opened = gzip.open if is_gzip else open
+        with opened(path, "rt", encoding="utf-8-sig") as lines:
+            for number, text in enumerate(lines, 1):
                 yield number, text.rstrip("\r\n")
-    except (OSError, EOFError) as error:
-        raise BadInput(f"cannot read {path}: {error}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadInput(f"cannot read {path} beyond line {number}: {error}") from None
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise BadInput(f"{path} line {number + 1}: not UTF-8") from None
 

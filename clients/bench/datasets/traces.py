@@ -12,7 +12,7 @@ blocks of 16, so that the sharing stays the same.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 
@@ -22,6 +22,8 @@ from clients.bench.plan import BadInput, Session, Turn, Workload
 from clients.bench.prompts import Piece, PromptMaker
 
 MOONCAKE_BLOCK = 512
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_SECONDS = 1e11  # three thousand years: beyond, a step's time would vanish beside it
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 
@@ -61,6 +63,8 @@ def _in_order(lines: Iterator[Line], make: Callable[[Line], _Row]) -> Iterator[_
     last = None
     for line in lines:
         row = make(line)
+        if row.time > MAX_SECONDS:
+            raise line.error(f"its time must be at most {MAX_SECONDS:g} s, got {row.time:g} s")
         if last is not None and row.time < last:
             raise line.error(f"its time is {last - row.time:g} s before that of the line above")
         last = row.time
@@ -84,12 +88,15 @@ def _mooncake_row(line: Line) -> _Row:
 def _azure_row(line: Line) -> _Row:
     text = str(line.data["TIMESTAMP"])
     try:
-        # Seven digits of a second, which is one more than datetime reads.
-        whole, _, fraction = text.partition(".")
-        moment = datetime.fromisoformat(whole).timestamp() + float(f"0.{fraction or 0}")
+        # Digits of a second beyond the sixth are passed over. What names no zone is UTC: in local
+        # time an hour would be missing or come twice.
+        moment = datetime.fromisoformat(text.strip())
     except ValueError:
         raise line.error(f"TIMESTAMP {text!r} is no time") from None
-    return _Row(moment, line.whole("ContextTokens"), line.whole("GeneratedTokens"))
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    seconds = (moment - _EPOCH).total_seconds()
+    return _Row(seconds, line.whole("ContextTokens"), line.whole("GeneratedTokens"))
 
 
 def _burstgpt_row(line: Line) -> _Row:

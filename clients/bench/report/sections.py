@@ -249,6 +249,15 @@ def settings(run: Run) -> str:
             ("server", "url"),
             ("server's version", "server_version"),
             ("endpoint", "endpoint"),
+            # A simulation's:
+            ("step times", "step_time_source"),
+            ("replicas", "replicas"),
+            ("routing", "routing"),
+            ("pages", "num_pages"),
+            ("tokens a page", "page_size"),
+            ("sequences at once", "max_num_seqs"),
+            ("tokens a step", "max_num_batched_tokens"),
+            # Both:
             ("load", "pace"),
             ("dataset", "dataset"),
             ("prompts", "prompt_source"),

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,36 @@ def test_azure_rows_have_times_and_lengths(tmp_path: Path) -> None:
     assert [session.turns[0].input_tokens for session in made] == [374, 396]
     assert [session.turns[0].output_tokens for session in made] == [44, 109]
     assert [session.arrival for session in made] == pytest.approx([0.0, 0.052])
+
+
+def test_times_with_a_zone_and_without_are_one_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of the 2024 traces; clocks are set back in Berlin within these seconds."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        path = write(
+            tmp_path, "azure.csv", "TIMESTAMP,ContextTokens,GeneratedTokens",
+            "2024-10-27 00:59:59.5000000,1,1", "2024-10-27 01:00:00.009930+00:00,1,1",
+            "2024-10-27 03:00:00.000000,1,1",
+        )  # fmt: skip
+        arrivals = [session.arrival for session in sessions("azure", path=path)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert arrivals == pytest.approx([0.0, 0.50993, 7200.5])
+
+
+def test_an_archive_is_known_without_its_ending(tmp_path: Path) -> None:
+    rows = [mooncake_row(place, 600, [place, 100 + place]) for place in range(300)]
+    packed = write(tmp_path, "moon.jsonl.gz", *rows).read_bytes()
+    path = tmp_path / "moon"
+    path.write_bytes(packed)
+    assert len(sessions("mooncake", path=path)) == 300
+    path.write_bytes(packed[:-20])
+    with pytest.raises(BadInput, match=r"cannot read .*moon beyond line \d+: "):
+        sessions("mooncake", path=path)
 
 
 def test_burstgpt_failures_are_left_out(tmp_path: Path) -> None:

@@ -43,6 +43,24 @@ def test_more_seats_than_are_taken_are_not_tried(make_config):
     assert {candidate.max_num_seqs for candidate in seen} == {16}
 
 
+def test_what_no_number_of_replicas_can_keep_is_said_at_once(make_config):
+    seen = []
+    plan = planner(
+        make_config(), Slo(ttft=0.0001), max_replicas=1024,
+        report=lambda point: seen.append(point.candidate.replicas),
+    ).plan(steady_load(0.01, 200))  # fmt: skip
+    assert plan.best is None and seen == [1]
+    assert plan.alone is not None and not plan.alone.enough
+    assert (plan.alone.kept, plan.alone.num_requests) == (0.0, 200)
+
+
+def test_too_long_requests_are_counted(make_config):
+    load = [Arrival(0.1 * place, 16 if place % 4 else 10**6, 8) for place in range(40)]
+    plan = planner(make_config(), Slo(ttft=60.0)).plan(load)
+    assert plan.best is None and plan.alone is not None
+    assert (plan.alone.num_refused, plan.alone.kept) == (10, 0.75)
+
+
 def test_what_the_busiest_stretch_hides_is_found_on_the_whole_load(make_config):
     """The stretch is chosen by tokens a second; a later burst of long answers needs more."""
     quiet = [Arrival(place * 0.1, 60, 1) for place in range(20)]

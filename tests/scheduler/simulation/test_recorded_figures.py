@@ -2,6 +2,7 @@
 
 import random
 import statistics
+from itertools import pairwise
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_nothing_has_no_figures():
 def test_a_long_timeline_keeps_its_sums_in_wider_spans():
     timeline = Timeline()
     for second in range(3000):
-        timeline.add(second + 0.5, 10, 0.25, 0.5)
+        timeline.add(second + 0.5, 0.025, answering=10, waiting=20)
     assert len(timeline.output_tokens) <= Timeline.MAX_SPANS
     assert sum(timeline.output_tokens) == 30_000
     assert sum(timeline.answering_seconds) == pytest.approx(750)
@@ -59,10 +60,21 @@ def test_a_long_timeline_keeps_its_sums_in_wider_spans():
     assert per_second == pytest.approx([10] * len(per_second))
 
 
+def test_a_long_step_counts_over_all_the_time_that_it_takes():
+    timeline = Timeline()
+    for start, end in pairwise((0.0, 0.1, 1.6, 1.7, 3.99)):
+        timeline.add(end, end - start, answering=3, waiting=13)
+    open_requests = [
+        (a + b) / timeline.span
+        for a, b in zip(timeline.answering_seconds, timeline.waiting_seconds, strict=True)
+    ]
+    assert open_requests[:-1] == pytest.approx([16] * 31)
+
+
 def test_timelines_of_different_spans_merge():
     short, long = Timeline(), Timeline()
-    short.add(1.0, 5, 0, 0)
-    long.add(5000.0, 7, 0, 0)
+    short.add(1.0, 0.5, answering=5, waiting=0)
+    long.add(5000.0, 0.5, answering=7, waiting=0)
     short.merge(long)
     assert short.span == long.span and sum(short.output_tokens) == 12
 

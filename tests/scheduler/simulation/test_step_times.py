@@ -105,6 +105,21 @@ def test_a_fit_predicts_steps_it_never_saw():
         assert fit.model.seconds(work) == pytest.approx(model.seconds(work), rel=0.1)
 
 
+def test_a_size_that_few_steps_had_does_not_follow_their_noise():
+    model = StepTimeModel(overhead=0.02, matrix=((1, 0.0), (512, 0.512)))
+
+    def chunk(tokens):
+        return StepWork(tokens, 1, 1, tokens, 0)
+
+    sizes = (1, 4, 16, 60, 500) * 12
+    steps = [LoggedStep(chunk(size), model.seconds(chunk(size)), None) for size in sizes]
+    steps += [LoggedStep(chunk(130), 2 * model.seconds(chunk(130)), None)] * 2
+    fit = fit_steps(steps, "test")
+    for size in (16, 100, 130, 200, 500):
+        found, true = fit.model.seconds(chunk(size)), model.seconds(chunk(size))
+        assert found == pytest.approx(true, rel=0.3)
+
+
 def test_gaps_between_steps_are_part_of_them():
     model = StepTimeModel(overhead=0.02, matrix=((1, 0.0), (512, 0.1)))
     fit = fit_steps(logged(model, 300, noise=0.0, gap=0.005), "test")

@@ -109,7 +109,7 @@ def warnings(run: dict[str, Any]) -> list[str]:
         lines.append(
             f"the client sent late: p99 {run['p99_lateness_ms']:.0f} ms; is this machine busy?"
         )
-    if (run.get("client_cpu_share") or 0) > _BUSY and run["duration"] > _SHORT_SECONDS:
+    if (run.get("client_cpu_share") or 0) > _BUSY and run["duration"] >= _SHORT_SECONDS:
         lines.append(
             f"the client used {run['client_cpu_share']:.0%} of a core: it may be what was measured"
         )
@@ -142,8 +142,8 @@ def share(value: float | None) -> str:
 
 def _mostly_ramps(run: dict[str, Any]) -> bool:
     """A closed loop in which each place served less than twice, so that it was seldom full."""
-    closed = run["max_concurrency"] is not None and run["request_rate"] in ("inf", math.inf)
-    return closed and 0 < run["completed"] < 2 * run["max_concurrency"] > 2
+    places = run.get("max_concurrency") if run.get("request_rate") in ("inf", math.inf) else None
+    return places is not None and places > 1 and 0 < run["completed"] < 2 * places
 
 
 def _figures(run: dict[str, Any]) -> Table:

@@ -143,7 +143,7 @@ def share(value: float | None) -> str:
 def _mostly_ramps(run: dict[str, Any]) -> bool:
     """A closed loop in which each place served less than twice, so that it was seldom full."""
     places = run.get("max_concurrency") if run.get("request_rate") in ("inf", math.inf) else None
-    return places is not None and places > 1 and 0 < run["completed"] < 2 * places
+    return bool(places and places > 1 and 0 < run["completed"] < 2 * places)
 
 
 def _figures(run: dict[str, Any]) -> Table:

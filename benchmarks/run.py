@@ -11,6 +11,7 @@ The results go to a folder, the table into docs/performance.md.
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
 
     interrupted = False
+    # Whoever ends this one way or the other does not want to be left with its servers.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for number in range(given.passes):
             contest.play(number, given.passes)

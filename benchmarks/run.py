@@ -32,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given.results.mkdir(parents=True, exist_ok=True)
     limits = Limits(given.repeat_seconds, given.give_up_seconds, given.ready_seconds)
     contest = Contest(contenders, workloads, limits, given.results, given.share, given.seed)
-    command = shlex.join(["python", "-m", "benchmarks.run", *arguments])
+    # Where the files lie on this machine is of no use to who reads the page.
+    shown = [Path(text).name if text.startswith("/") else text for text in arguments]
+    command = shlex.join(["python", "-m", "benchmarks.run", *shown])
 
     def table() -> str:
         return markdown(

@@ -152,7 +152,9 @@ class Contest:
 
     def _give_up(self, contender: Contender, workload: Workload, why: str) -> None:
         """On this workload, and at once on all others if it does not even start."""
-        self.notes.append(f"{workload.name}, {contender.name}: {why}")
+        self.notes.append(
+            f"{workload.name}, {contender.name}: {why.replace(f'{self._folder}/', '')}"
+        )
         self._say(f"  given up: {why}")
         running = self._running.get(contender.name)
         never = running is None or not running.was_ready

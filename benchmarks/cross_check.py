@@ -78,7 +78,8 @@ def _octavo(
     command = [sys.executable, "-m", "server.cli", "bench", "--url", given.url]
     load = [*workload.octavo_flags(given.share), "--seed", str(seed), "--json", str(path), "-q"]
     load += ["--ready-timeout", "300"]
-    subprocess.run([*command, *load], cwd=ROOT, check=True)
+    if subprocess.run([*command, *load], cwd=ROOT, check=False).returncode != 0:
+        raise SystemExit("octavo bench failed, see above")
     return _read(path)
 
 
@@ -91,9 +92,9 @@ def _vllm(given: argparse.Namespace, workload: Workload, seed: int, folder: Path
         *("--disable-tqdm", *workload.vllm_flags(given.share)),
     ]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    subprocess.run(
-        command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"vllm bench serve failed: {done.stderr.strip()[-2000:]}")
     return _read(folder / "vllm.json")
 
 

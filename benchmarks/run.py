@@ -11,6 +11,7 @@ The results go to a folder, the table into docs/performance.md.
 
 import argparse
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given.results.mkdir(parents=True, exist_ok=True)
     limits = Limits(given.repeat_seconds, given.give_up_seconds, given.ready_seconds)
     contest = Contest(contenders, workloads, limits, given.results, given.share, given.seed)
-    command = shlex.join(["python", "-m", "benchmarks.run", *arguments])
+    # Where the files lie on this machine is of no use to who reads the page.
+    shown = [Path(text).name if text.startswith("/") else text for text in arguments]
+    command = shlex.join(["python", "-m", "benchmarks.run", *shown])
 
     def table() -> str:
         return markdown(
@@ -45,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
 
     interrupted = False
+    # Whoever ends this one way or the other does not want to be left with its servers.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for number in range(given.passes):
             contest.play(number, given.passes)

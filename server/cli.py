@@ -29,7 +29,13 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["chat"]:  # a client: it has flags of its own and needs no server extra
         from clients.chat import main as chat
 
@@ -59,8 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"octavo {command}: {error}", code=2)
     except EngineError as error:
         return _fail(f"octavo {command}: {error}")
-    except KeyboardInterrupt:
-        return 130
 
 
 class _UsageError(Exception):

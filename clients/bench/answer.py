@@ -14,6 +14,7 @@ from clients.sse import EventParser
 
 _MAX_ERROR_BODY = 65536
 _MAX_MESSAGE = 300
+_STREAM_STARTS = (b"data:", b"event:", b"id:", b":")
 _TEXT_FIELDS = ("content", "reasoning_content", "reasoning")
 
 
@@ -26,7 +27,7 @@ class AnswerReader:
         self._start = start
         self._keep_text = keep_text
         self._status = 0
-        self._streams = False
+        self._begun = self._streams = False
         self._events = EventParser()
         self._body = b""
         self._pieces: list[str] = []
@@ -34,12 +35,14 @@ class AnswerReader:
 
     def on_head(self, status: int, headers: Mapping[str, str]) -> None:
         self._status = status
-        # Some servers stream under another name, or none; an error's body is JSON or a page.
-        kind = headers.get("content-type", "")
-        self._streams = "json" not in kind and "html" not in kind
+        self._streams = "event-stream" in headers.get("content-type", "")
         self._record.request_id = headers.get("x-request-id")
 
     def on_body(self, data: bytes, now: float) -> None:
+        if not self._begun:
+            # Some servers stream under another name than an event stream's, or under none.
+            self._begun = True
+            self._streams = self._streams or data.startswith(_STREAM_STARTS)
         if self._status != 200 or not self._streams:
             self._body += data[: _MAX_ERROR_BODY - len(self._body)]
             return

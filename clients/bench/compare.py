@@ -18,7 +18,7 @@ from clients.arguments import ArgumentParser
 from clients.bench.plan import BadInput
 from clients.bench.results import ResultFile, read_results, setting_of
 from clients.bench.statistics import bootstrap_ratio, median, percentile
-from clients.bench.table import number
+from clients.bench.table import number, ratio
 
 RESAMPLES = 500
 _GAPS_PER_REQUEST = 32
@@ -239,7 +239,7 @@ def _table(title: str, base: str, other: str, rows: Sequence[Comparison]) -> Tab
             row.figure,
             number(row.base, 1),
             number(row.other, 1),
-            f"{row.ratio:.3f}",
+            ratio(row.ratio),
             f"{row.low:.3f} - {row.high:.3f}" if known else "-",
             row.verdict,
             style=style,

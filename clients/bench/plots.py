@@ -14,6 +14,7 @@ from clients.bench.results import ResultFile, setting_of
 
 _LATENCIES = (("ttft", "TTFT"), ("tpot", "TPOT"), ("itl", "ITL"), ("e2el", "whole answer"))
 _DPI = 150
+_WIDE = 100  # times the least value: more than a line can show on a linear axis
 
 
 def require_matplotlib() -> Any:
@@ -53,6 +54,8 @@ def _latency(pyplot: Any, files: Sequence[ResultFile]) -> Any:
             values = sorted(value * 1000 for value in seconds(file.runs[0], key))
             shares = [(place + 1) / len(values) * 100 for place in range(len(values))]
             panel.step(values, shares, where="post", label=file.name)
+            if values and values[-1] > _WIDE * max(values[0], 1e-3):
+                panel.set_xscale("log")
         if not any(seconds(file.runs[0], key) for file in files):
             panel.clear()  # a simulation does not list every gap between tokens
             panel.set_axis_off()

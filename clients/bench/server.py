@@ -150,6 +150,8 @@ class Server:
             raise ServerFailure(f"no connection to {self.url}: {why}") from None
         if response.status_code == 404:
             raise ServerFailure(f"no {path} there")
+        if response.has_redirect_location:
+            raise ServerFailure(f"{path} is at {response.headers['location']}: name that by --url")
         if not response.is_success:
             why = error_message(response.content)
             raise ServerFailure(f"{path} answers {response.status_code}: {why}")

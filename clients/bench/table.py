@@ -21,6 +21,7 @@ _LATENCIES = (
 )
 _LATE_MS = 20.0
 _BUSY = 0.7
+_SHORT_SECONDS = 1.0  # below, a client's first moments are most of what it did
 _ODD_CHUNKS = 0.02
 _ODD_LENGTHS = 0.02
 _ODD_HITS = 0.1
@@ -36,10 +37,18 @@ def print_run(console: Console, run: dict[str, Any]) -> None:
 
 def print_sweep(console: Console, runs: Sequence[dict[str, Any]], setting: str) -> None:
     """One line a run; warnings once, with the runs that they are true of."""
-    table = Table(title=f"sweep over {setting}", title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=f"sweep over {setting}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    # Two lines a heading, so that all of them fit into a terminal of 80 columns.
     for column in (
-        setting[:4], "tok/s", "req/s", "TTFT p50", "p99", "TPOT p50", "p99", "E2E p50", "hits",
-        "good", "failed",
+        "\n" + setting[:4], "\ntok/s", "\nreq/s", "TTFT\np50", "\np99", "TPOT\np50", "\np99",
+        "E2E\np50", "\nhits", "\ngood", "\nfail",
     ):  # fmt: skip
         table.add_column(column, justify="right", no_wrap=True)
     key = "max_concurrency" if setting == "concurrency" else "request_rate"
@@ -100,7 +109,7 @@ def warnings(run: dict[str, Any]) -> list[str]:
         lines.append(
             f"the client sent late: p99 {run['p99_lateness_ms']:.0f} ms; is this machine busy?"
         )
-    if (run.get("client_cpu_share") or 0) > _BUSY:
+    if (run.get("client_cpu_share") or 0) > _BUSY and run["duration"] >= _SHORT_SECONDS:
         lines.append(
             f"the client used {run['client_cpu_share']:.0%} of a core: it may be what was measured"
         )
@@ -112,6 +121,10 @@ def warnings(run: dict[str, Any]) -> list[str]:
 def percentile_names(run: dict[str, Any]) -> list[str]:
     """Those that the run was asked for: p50, p99 and so on."""
     return [key[: -len("_ttft_ms")] for key in run if re.match(r"p[\d.]+_ttft_ms$", key)]
+
+
+def ratio(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -129,8 +142,8 @@ def share(value: float | None) -> str:
 
 def _mostly_ramps(run: dict[str, Any]) -> bool:
     """A closed loop in which each place served less than twice, so that it was seldom full."""
-    closed = run["max_concurrency"] is not None and run["request_rate"] in ("inf", math.inf)
-    return closed and 0 < run["completed"] < 2 * run["max_concurrency"] > 2
+    places = run.get("max_concurrency") if run.get("request_rate") in ("inf", math.inf) else None
+    return bool(places and places > 1 and 0 < run["completed"] < 2 * places)
 
 
 def _figures(run: dict[str, Any]) -> Table:

@@ -4,6 +4,7 @@ Pure: records in, equally spaced bins out. "Waiting" is sent and without text ye
 had its first text: the client cannot see further into the server.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,8 +33,14 @@ def timeline(records: Sequence[RequestRecord], duration: float) -> dict[str, Any
         _cover(waiting, record.sent, first, width)
         _cover(answering, first, last, width)
         weight = record.num_output / len(record.text_times)
-        for time in record.text_times:
-            tokens[min(int(time / width), count - 1)] += weight
+        tokens[min(int(first / width), count - 1)] += weight
+        # A token was in the making since the one before: counted when it came, a server's steps
+        # would beat against the bins.
+        for earlier, later in itertools.pairwise(record.text_times):
+            if later > earlier:
+                _cover(tokens, earlier, later, width, weight / (later - earlier))
+            else:
+                tokens[min(int(later / width), count - 1)] += weight
     return {
         "width": width,
         "waiting": [round(seconds / width, 3) for seconds in waiting],
@@ -43,10 +50,10 @@ def timeline(records: Sequence[RequestRecord], duration: float) -> dict[str, Any
     }
 
 
-def _cover(bins: list[float], begin: float, end: float, width: float) -> None:
-    """Add the seconds from `begin` to `end` to the bins that they lie in."""
+def _cover(bins: list[float], begin: float, end: float, width: float, amount: float = 1.0) -> None:
+    """Add the seconds from `begin` to `end`, times `amount`, to the bins that they lie in."""
     place = int(begin / width)
     while begin < end and place < len(bins):
         edge = min((place + 1) * width, end)
-        bins[place] += edge - begin
+        bins[place] += (edge - begin) * amount
         begin, place = edge, place + 1

@@ -10,7 +10,7 @@ from benchmarks.servers import Contender, Launch
 from benchmarks.workloads import Workload
 
 # A server with one model, whose streams hold what was asked for; `fault` is how it fails.
-SERVER = """
+SERVER = r"""
 import http.server, json, os, sys, time
 port, fault = int(sys.argv[1]), sys.argv[2]
 if fault == "start":

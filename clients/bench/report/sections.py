@@ -12,7 +12,7 @@ from typing import Any
 from clients.bench.compare import compare_runs, pairs
 from clients.bench.report.charts import Axis, Series, chart, thinned, waterfall
 from clients.bench.results import ResultFile, setting_of
-from clients.bench.table import number, percentile_names, share, warnings
+from clients.bench.table import number, percentile_names, ratio, share, warnings
 
 Run = dict[str, Any]
 _LATENCIES = (
@@ -229,7 +229,7 @@ def comparison(files: Sequence[ResultFile]) -> str:
                         row.figure,
                         number(row.base, 1),
                         number(row.other, 1),
-                        f"{row.ratio:.3f}",
+                        ratio(row.ratio),
                         interval,
                         row.verdict,
                     ]

@@ -138,6 +138,12 @@ def test_failures_have_a_kind_and_a_message(
     assert not record.ok
 
 
+def test_a_stream_is_known_by_its_beginning_where_its_name_is_another() -> None:
+    events = [(0.1, text("a")), (0.2, text("b", "stop")), (0.2, "[DONE]")]
+    assert read(*events, headers={"content-type": "text/plain"}).ok
+    assert read(*events, headers={}).text == "ab"
+
+
 def test_an_end_by_reason_is_an_end_even_without_done() -> None:
     assert read((0.1, text("a")), (0.2, text("b", "stop"))).ok
 

@@ -1,5 +1,6 @@
 """Figures out of records, the server's own counters, and what is said about both."""
 
+import math
 import random
 from typing import Any
 
@@ -115,6 +116,11 @@ def test_timeline_adds_up() -> None:
         ([record(released=0.5)], {}, "the client sent late: p99 500 ms"),
         ([record()], {"client_cpu_share": 0.9}, "the client used 90% of a core"),
         ([record()], {"server_metrics": None}, "no /metrics of a known kind"),
+        (
+            [record()] * 5,
+            {"max_concurrency": 4, "request_rate": math.inf},
+            "5 answers at up to 4 at once: the run is mostly its beginning and end",
+        ),
     ],
 )
 def test_what_to_mistrust_is_said(

@@ -138,6 +138,9 @@ OCTAVO_OFFLINE=true OCTAVO_MODELS=$work/models OCTAVO_MODEL=/models/$folder \
 id=$("${compose[@]}" ps --all --quiet octavo 2>/dev/null || "${compose[@]}" ps --quiet octavo)
 docker network disconnect "${COMPOSE_PROJECT_NAME}_default" "$id"
 docker start "$id" >/dev/null
+# Some engines connect it again.
+docker network disconnect "${COMPOSE_PROJECT_NAME}_default" "$id" 2>/dev/null || true
+expect "its networks" "$(docker exec "$id" ls /sys/class/net | xargs)" lo
 wait_healthy
 
 echo

@@ -100,7 +100,11 @@ class Contest:
         load = [*workload.octavo_flags(self._share), "--seed", str(seed), "--max-errors", "100%"]
         files = ["--json", str(path), "--label", contender.name]
         began = time.monotonic()
-        code = self._bench(running, [*load, *files], self._limits.give_up)
+        try:
+            code = self._bench(running, [*load, *files], self._limits.give_up)
+        except ServerError as error:
+            most = workload.scaled(self._share) * workload.output_len / self._limits.give_up
+            raise ServerError(f"{error}, so below {most:.1f} output tokens/s") from None
         took = time.monotonic() - began
         if code != 0:
             raise ServerError(f"octavo bench ended with {code}")

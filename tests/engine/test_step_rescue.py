@@ -45,7 +45,7 @@ def harness(
         Faulty(runner._forward, check),
         runner.storage,
         page_size=runner._page_size,
-        draws=runner._draws,
+        sampler=runner._sampler,
     )
     return Harness(replace(loaded, runner=faulty), **settings)  # type: ignore[arg-type]
 

@@ -66,18 +66,23 @@ def build_inputs(plan: StepPlan, storage: PageStorage, page_size: int) -> StepIn
 def place(step: PackedStep, storage: PageStorage, page_size: int) -> StepInputs:
     """The plain `Placement`: new tensors for every step."""
     device = storage.device
+
+    def bring(values: NDArray[np.int64]) -> torch.Tensor:
+        tensor = torch.from_numpy(values)
+        return tensor if device.type == "cpu" else tensor.to(device)
+
     batch = PagedBatch(
         storage=storage,
-        slots=torch.from_numpy(step.slots).to(device),
-        page_tables=torch.from_numpy(step.pages).to(device),
+        slots=bring(step.slots),
+        page_tables=bring(step.pages),
         query_lens=step.query_lens,
         context_lens=step.context_lens,
         page_size=page_size,
     )
     return StepInputs(
-        input_ids=torch.from_numpy(step.token_ids)[None].to(device),
-        position_ids=torch.from_numpy(step.positions)[None].to(device),
-        logit_rows=torch.from_numpy(step.logit_rows).to(device),
+        input_ids=bring(step.token_ids[None]),
+        position_ids=bring(step.positions[None]),
+        logit_rows=bring(step.logit_rows),
         batch=batch,
     )
 

@@ -1,11 +1,12 @@
 """What a step costs as a function of what is merely there, and of what it really does.
 
-    python benchmarks/step_growth.py [MODEL] [--out growth.json] [--plot growth.png]
+    python -m benchmarks.step_growth [MODEL] [--out growth.json] [--plot growth.png]
 
 Without a model: scheduling, building the inputs and committing, by batch size, pages in the pool,
 and requests that wait (behind taken seats, and behind a full pool). With one: whole decode steps by
-batch size and by context. Figures are the minimum and the median of many steps, in milliseconds;
-a curve that rises with pool or queue is a fault.
+batch size and by context, over pages of random numbers: prompts are not computed. Figures are the
+minimum and the median of many steps, in milliseconds; a curve that rises with pool or queue is a
+fault.
 """
 
 import argparse
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="a folder, or a built-in name")
     parser.add_argument("--steps", type=int, default=50, help="for each figure")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--quantization", help="of the model's weights: int8")
     parser.add_argument("--out", type=Path, help="all figures, as JSON")
     parser.add_argument("--plot", type=Path, help="all curves, as PNG or SVG")
     options = parser.parse_args()
@@ -112,16 +114,11 @@ def bookkeeping(
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
-    made_up = count()
+    tokens = count()
 
     def execute(plan: StepPlan) -> StepResult:
         build_inputs(plan, storage, PAGE_SIZE)
-        return StepResult(
-            tuple(
-                ChunkResult(c.num_tokens, tuple(Sample(next(made_up) % 999) for _ in c.samples))
-                for c in plan.chunks
-            )
-        )
+        return made_up(plan, tokens)
 
     cache = CacheManager(pool, PAGE_SIZE)
     scheduler = new_scheduler(cache, seats or batch, batch, context)
@@ -134,7 +131,23 @@ def bookkeeping(
 def decoding(loaded: LoadedEngine, batch: int, context: int) -> Stepper:
     cache = CacheManager(loaded.info.num_pages, PAGE_SIZE)
     scheduler = new_scheduler(cache, batch, batch, context)
-    return Stepper(scheduler, loaded.runner.execute, batch)
+    tokens = count()
+
+    def execute(plan: StepPlan) -> StepResult:
+        if any(chunk.num_tokens > 1 for chunk in plan.chunks):
+            return made_up(plan, tokens)
+        return loaded.runner.execute(plan)
+
+    return Stepper(scheduler, execute, batch)
+
+
+def made_up(plan: StepPlan, tokens: Iterator[int]) -> StepResult:
+    return StepResult(
+        tuple(
+            ChunkResult(c.num_tokens, tuple(Sample(next(tokens) % 999) for _ in c.samples))
+            for c in plan.chunks
+        )
+    )
 
 
 def new_scheduler(cache: CacheManager, seats: int, batch: int, context: int) -> Scheduler:
@@ -164,9 +177,14 @@ def load(options: argparse.Namespace) -> LoadedEngine:
         threads=options.threads,
         page_size=PAGE_SIZE,
         num_pages=min(largest, 80_000) // PAGE_SIZE,
+        quantization=options.quantization,
         self_check=False,
     )
-    return load_engine(config, lambda progress: None)
+    loaded = load_engine(config, lambda progress: None)
+    for layer in range(loaded.runner.storage.num_layers):
+        for pages in loaded.runner.storage.layer(layer):
+            pages.view(torch.uint8).random_(0, 60)  # small finite numbers in every dtype
+    return loaded
 
 
 def timed(x: float, stepper: Stepper, steps: int) -> Point:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from engine.forward import Forward
-from engine.sampling import MIN_TEMPERATURE, NOT_FINITE, NativeDraws, SampleRow, sample, score
+from engine.sampling import MIN_TEMPERATURE, NOT_FINITE, NativeSampler, SampleRow, sample, score
 from engine.step_inputs import PackedStep, Placement, StepInputs, pack_step, place
 from engine.step_rescue import StepRescue
 from kv_cache.storage import PageStorage
@@ -37,14 +37,14 @@ class ModelRunner:
         storage: PageStorage,
         *,
         page_size: int,
-        draws: NativeDraws | None = None,
+        sampler: NativeSampler | None = None,
         placement: Placement = place,
         recorded: RecordedSteps | None = None,
     ) -> None:
-        """`draws` is the sampler's kernel, where there is one for the storage's device; `placement`
-        brings steps to the device, and `recorded` runs those that it covers."""
+        """`sampler` works in place of numpy, where there is one for the storage's device;
+        `placement` brings steps to the device, and `recorded` runs those that it covers."""
         self._forward = forward
-        self._draws = draws
+        self._sampler = sampler
         self._placement = placement
         self._recorded = recorded
         self.storage = storage
@@ -91,12 +91,12 @@ class ModelRunner:
         scores: list[tuple[TokenLogprob, ...] | ValueError] = []
         at = 0
         for chunk in chunks:
-            scores.append(_score_prompt(chunk, logits[at : at + chunk.num_scored]))
+            scores.append(self._score_prompt(chunk, logits[at : at + chunk.num_scored]))
             at += chunk.num_scored
             if chunk.samples:
                 rows += [_sample_row(chunk, choice, at) for choice in chunk.samples]
                 at += 1
-        samples = iter(sample(logits, rows, self._draws) if rows else ())
+        samples = iter(sample(logits, rows, self._sampler) if rows else ())
         results = []
         for chunk, scored in zip(chunks, scores, strict=True):
             drawn = tuple(next(samples) for _ in chunk.samples)
@@ -106,19 +106,35 @@ class ModelRunner:
                 results.append(ChunkResult(chunk.num_tokens, drawn, scored))
         return tuple(results)
 
+    def _score_prompt(
+        self, chunk: Chunk, logits: torch.Tensor
+    ) -> tuple[TokenLogprob, ...] | ValueError:
+        """Log-probabilities of the prompt tokens that a chunk scores, or why there are none."""
+        if chunk.score_from is None:
+            return ()
+        first = chunk.score_from + 1
+        targets = chunk.sequence.tokens[first : first + chunk.num_scored]
+        k = chunk.sequence.request.params.prompt_logprobs or 0
+        try:
+            return score(logits, targets, k, self._sampler)
+        except ValueError as error:  # logits that are not finite: this request fails alone
+            return error
+
 
 def _only_greedy(chunks: tuple[Chunk, ...]) -> bool:
     """Whether the best token of each row is all that this step wants of its logits."""
-    if any(chunk.score_from is not None for chunk in chunks):
-        return False
-    sampled = [chunk for chunk in chunks if chunk.samples]
-    # Looked at before rows are built: most steps that are not greedy end here.
-    if any(chunk.sequence.request.params.temperature >= MIN_TEMPERATURE for chunk in sampled):
-        return False
-    return all(
-        chunk.sequence.request.params.logprobs is None and not _sample_row(chunk, 0, 0).adjusted
-        for chunk in sampled
-    )
+    for chunk in chunks:
+        if chunk.score_from is not None:
+            return False
+        params = chunk.sequence.request.params
+        if not chunk.samples:
+            continue
+        if params.temperature >= MIN_TEMPERATURE or params.logprobs is not None:
+            return False
+        # A row is built only where something may come of it: this is asked for every token.
+        if (params.changes_logits or params.min_tokens) and _sample_row(chunk, 0, 0).adjusted:
+            return False
+    return True
 
 
 def _read_best(
@@ -135,18 +151,6 @@ def _read_best(
             drawn = (sample,) * len(chunk.samples)
         results.append(ChunkResult(chunk.num_tokens, drawn, ()))
     return tuple(results)
-
-
-def _score_prompt(chunk: Chunk, logits: torch.Tensor) -> tuple[TokenLogprob, ...] | ValueError:
-    """Log-probabilities of the prompt tokens that a chunk scores, or why there are none."""
-    if chunk.score_from is None:
-        return ()
-    first = chunk.score_from + 1
-    targets = chunk.sequence.tokens[first : first + chunk.num_scored]
-    try:
-        return score(logits, targets, chunk.sequence.request.params.prompt_logprobs or 0)
-    except ValueError as error:  # logits that are not finite: this request fails alone
-        return error
 
 
 def _sample_row(chunk: Chunk, choice: int, row: int) -> SampleRow:

@@ -17,7 +17,7 @@ from engine.loading.load import LoadedModel
 from engine.machine import available_memory_bytes
 from engine.model_runner import ModelRunner
 from engine.native.library import NativeLibrary
-from engine.sampling import NativeDraws
+from engine.sampling import NativeSampler
 from kv_cache.storage import PageCopier, PageStorage, index_copy
 
 
@@ -92,7 +92,7 @@ class CpuPlatform:
             layers.forward(storage, attention),
             storage,
             page_size=self._config.page_size,
-            draws=NativeDraws(self._library) if self._library is not None else None,
+            sampler=NativeSampler(self._library) if self._library is not None else None,
         )
 
     def warm_up(self, report: Reporter) -> tuple[str, ...]:

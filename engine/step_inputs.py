@@ -4,7 +4,8 @@
 plainly, `engine.cuda.staging` in one copy, to tensors of lasting addresses.
 """
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.attention import PagedBatch
 from kv_cache.storage import PageStorage
-from scheduler import StepPlan
+from scheduler import Chunk, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +66,23 @@ def build_inputs(plan: StepPlan, storage: PageStorage, page_size: int) -> StepIn
 def place(step: PackedStep, storage: PageStorage, page_size: int) -> StepInputs:
     """The plain `Placement`: new tensors for every step."""
     device = storage.device
+
+    def bring(values: NDArray[np.int64]) -> torch.Tensor:
+        tensor = torch.from_numpy(values)
+        return tensor if device.type == "cpu" else tensor.to(device)
+
     batch = PagedBatch(
         storage=storage,
-        slots=torch.from_numpy(step.slots).to(device),
-        page_tables=torch.from_numpy(step.pages).to(device),
+        slots=bring(step.slots),
+        page_tables=bring(step.pages),
         query_lens=step.query_lens,
         context_lens=step.context_lens,
         page_size=page_size,
     )
     return StepInputs(
-        input_ids=torch.from_numpy(step.token_ids)[None].to(device),
-        position_ids=torch.from_numpy(step.positions)[None].to(device),
-        logit_rows=torch.from_numpy(step.logit_rows).to(device),
+        input_ids=bring(step.token_ids[None]),
+        position_ids=bring(step.positions[None]),
+        logit_rows=bring(step.logit_rows),
         batch=batch,
     )
 
@@ -84,13 +90,49 @@ def place(step: PackedStep, storage: PageStorage, page_size: int) -> StepInputs:
 def pack_step(plan: StepPlan, page_size: int) -> PackedStep:
     """Lay out a plan's chunks. The plan must hold at least one chunk."""
     chunks = plan.chunks
-    tables = [chunk.sequence.table for chunk in chunks]
+    pages = _pack_pages(chunks)
+    starts = np.array([chunk.start for chunk in chunks])
+    if all(chunk.num_tokens == 1 and chunk.samples for chunk in chunks):  # as most steps
+        token_ids = [chunk.sequence.tokens[chunk.start] for chunk in chunks]
+        positions, owner = starts, np.arange(len(chunks))
+        logit_rows: Sequence[int] = range(len(chunks))
+        query_lens = (1,) * len(chunks)
+    else:
+        token_ids, logit_rows = _pack_tokens(chunks)
+        query_lens = tuple(chunk.num_tokens for chunk in chunks)
+        lengths = np.array(query_lens)
+        owner = np.repeat(np.arange(len(chunks)), lengths)
+        first_rows = np.cumsum(lengths) - lengths
+        positions = np.arange(len(token_ids)) - first_rows[owner] + starts[owner]
+    return PackedStep(
+        token_ids=np.array(token_ids, np.int64),
+        positions=positions,
+        slots=pages[owner, positions // page_size] * page_size + positions % page_size,
+        logit_rows=np.array(logit_rows, np.int64),
+        pages=pages,
+        query_lens=query_lens,
+        context_lens=tuple([chunk.start + chunk.num_tokens for chunk in chunks]),
+    )
+
+
+def _pack_pages(chunks: Sequence[Chunk]) -> NDArray[np.int64]:
+    """The page tables [sequences, width], padded with zeros. They are laid end to end in C and
+    put in place together: long contexts have many pages."""
+    tables = []
+    for chunk in chunks:
+        assert chunk.sequence.table is not None
+        tables.append(array("q", chunk.sequence.table.pages))
+    counts = np.array([len(table) for table in tables])
+    pages = np.zeros((len(tables), counts.max()), np.int64)
+    pages[np.arange(pages.shape[1]) < counts[:, None]] = np.frombuffer(b"".join(tables), np.int64)
+    return pages
+
+
+def _pack_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], list[int]]:
+    """The token ids of all chunks, and the packed rows whose logits are wanted."""
     token_ids: list[int] = []
     logit_rows: list[int] = []
-    pages = np.zeros((len(chunks), max(len(t.pages) for t in tables if t is not None)), np.int64)
-    for i, (chunk, table) in enumerate(zip(chunks, tables, strict=True)):
-        assert table is not None
-        pages[i, : len(table.pages)] = table.pages
+    for chunk in chunks:
         first_row = len(token_ids)
         token_ids += chunk.sequence.tokens[chunk.start : chunk.end]
         if chunk.score_from is not None:
@@ -98,17 +140,4 @@ def pack_step(plan: StepPlan, page_size: int) -> PackedStep:
             logit_rows += range(scored, scored + chunk.num_scored)
         if chunk.samples:
             logit_rows.append(len(token_ids) - 1)
-    lengths = np.array([chunk.num_tokens for chunk in chunks])
-    starts = np.array([chunk.start for chunk in chunks])
-    owner = np.repeat(np.arange(len(chunks)), lengths)
-    first_rows = np.cumsum(lengths) - lengths
-    positions = np.arange(len(token_ids)) - first_rows[owner] + starts[owner]
-    return PackedStep(
-        token_ids=np.array(token_ids, np.int64),
-        positions=positions,
-        slots=pages[owner, positions // page_size] * page_size + positions % page_size,
-        logit_rows=np.array(logit_rows, np.int64),
-        pages=pages,
-        query_lens=tuple(chunk.num_tokens for chunk in chunks),
-        context_lens=tuple(chunk.end for chunk in chunks),
-    )
+    return token_ids, logit_rows

@@ -9,7 +9,7 @@ draws depend on seed and position only.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from scheduler import Chunk, ChunkResult, StepResult
@@ -150,4 +150,4 @@ def _middle(chunks: Chunks) -> int:
 
 def _first_half(chunk: Chunk) -> Chunk:
     """The rest stays to be computed in a later step, and so does what it would have sampled."""
-    return replace(chunk, num_tokens=chunk.num_tokens // 2, samples=())
+    return chunk._replace(num_tokens=chunk.num_tokens // 2, samples=())

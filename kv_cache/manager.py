@@ -143,6 +143,8 @@ class CacheManager:
         pool has too few pages to do so and keep `spare` ones available.
         """
         needed = self.pages_needed(table, num_tokens)
+        if not needed and not spare:  # as for most tokens
+            return []
         if needed + spare > self._pool.num_available:
             return None
         copies = []
@@ -173,9 +175,10 @@ class CacheManager:
                 f"{num_tokens} tokens behind {table.num_tokens}: only {table.capacity} are reserved"
             )
         table.num_tokens += num_tokens
-        if not self.enable_prefix_caching:
+        num_full = table.num_tokens // self.page_size
+        if num_full == table.num_indexed or not self.enable_prefix_caching:
             return
-        for i in range(table.num_indexed, table.num_tokens // self.page_size):
+        for i in range(table.num_indexed, num_full):
             key = tuple(tokens[i * self.page_size : (i + 1) * self.page_size])
             node = self._index.find(table.namespace, table.node, key)
             if node is None:

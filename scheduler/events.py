@@ -14,6 +14,8 @@ def token_event(
 ) -> TokenEvent:
     """A drawn token, and the end where it has a `reason`. `first`: none came before it."""
     request = sequence.request
+    if reason is None and not first:  # as nearly all are
+        return TokenEvent(request.request_id, sequence.choice, sample.token_id, sample.logprob)
     wants_scores = first and request.params.prompt_logprobs is not None
     return TokenEvent(
         request_id=request.request_id,

@@ -64,6 +64,9 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] | None = None
+    # Whether masks, bias or penalties change the logits, `min_tokens` aside. Found out once, since
+    # it is asked for every token.
+    changes_logits: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -85,10 +88,21 @@ class SamplingParams:
             )
         self._check_numbers()
         self._check_lists()
+        changes = self.penalised or bool(self.logit_bias) or self.allowed_token_ids is not None
+        object.__setattr__(self, "changes_logits", changes)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether tokens that were seen before have other logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.frequency_penalty != 0.0
+            or self.presence_penalty != 0.0
+        )
 
     def _check_numbers(self) -> None:
         _check_int("n", self.n, 1, MAX_CHOICES)

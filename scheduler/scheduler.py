@@ -144,9 +144,8 @@ class Scheduler:
             score_budget=self.config.max_scored_tokens,
         )
         # Decoding sequences come first, so that no long prompt makes them wait.
-        running = sorted(self._running, key=lambda s: (s.num_uncomputed > 1, s.rank))
         room = True
-        for sequence in running:
+        for sequence in sorted(self._running, key=lambda s: s.num_uncomputed > 1):
             if sequence.table is not None:  # a victim of an earlier one has none
                 room = self._continue(sequence, sequence.table, step) and room
         if room:
@@ -168,12 +167,13 @@ class Scheduler:
                 events += [self._failed(sequence, c, outcome.error) for c in sequence.choices]
                 self._remove(sequence)
                 continue
-            if len(outcome.prompt_logprobs) != chunk.scored_within(outcome.computed):
-                raise ValueError(f"{len(outcome.prompt_logprobs)} scores came back for {chunk}")
-            prompt_left = max(sequence.num_prompt - chunk.start, 0)
-            self._counters.prompt_tokens_computed += min(outcome.computed, prompt_left)
+            prompt_left = sequence.num_prompt - chunk.start
+            if prompt_left > 0:
+                self._counters.prompt_tokens_computed += min(outcome.computed, prompt_left)
+                if len(outcome.prompt_logprobs) != chunk.scored_within(outcome.computed):
+                    raise ValueError(f"{len(outcome.prompt_logprobs)} scores came back for {chunk}")
+                sequence.prompt_logprobs += outcome.prompt_logprobs
             self._cache.commit(sequence.table, sequence.tokens, outcome.computed)
-            sequence.prompt_logprobs += outcome.prompt_logprobs
             if outcome.computed == chunk.num_tokens and chunk.samples:
                 events += self._take_samples(sequence, chunk.samples, outcome, now)
         if result.short_of_memory and len(self._running) > 1:
@@ -304,6 +304,8 @@ class Scheduler:
     ) -> list[TokenEvent]:
         """Append the drawn tokens. Where several choices drew from one row, they part here."""
         self._ordering.serve(sequence.request, len(choices))
+        if len(choices) == 1 == len(sequence.choices):
+            return [self._take_sample(sequence, outcome.samples[0], now)]
         samples = dict(zip(choices, outcome.samples, strict=True))
         holders = [(sequence, samples[sequence.choice])]
         # Fork before anyone finishes: a finished sequence has no pages left to share.

@@ -1,6 +1,7 @@
 """What one step will do (`StepPlan`), what it gave back (`StepResult`), what the outside sees
 (`TokenEvent`). All are frozen: the plan and the result pass between the scheduler and the runner,
-the events leave the engine.
+the events leave the engine. What a step has one of for each sequence is a named tuple: it is made
+in a third of the time that a frozen dataclass takes.
 """
 
 from dataclasses import dataclass
@@ -10,8 +11,7 @@ from kv_cache import PageCopy, PrefixReport
 from scheduler.request import FinishReason, Sequence, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A run of one sequence's tokens that a step computes: positions [start, start + num_tokens).
 
     `samples` names the choices that draw a token from the chunk's last row (empty while tokens
@@ -65,8 +65,7 @@ class Sample(NamedTuple):
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkResult:
+class ChunkResult(NamedTuple):
     """What became of one chunk: tokens computed (may be fewer than planned, then nothing was
     sampled), one sample per choice, the scored prompt positions, or an error that ends its request.
     """

@@ -39,9 +39,11 @@ class StepBuilder:
 
     def add(self, chunk: Chunk, copies: SequenceOf[PageCopy]) -> None:
         self._chunks.append(chunk)
-        self._copies.extend(copies)
+        if copies:
+            self._copies.extend(copies)
         self.token_budget -= chunk.num_tokens
-        self._score_budget -= chunk.num_scored
+        if chunk.score_from is not None:
+            self._score_budget -= chunk.num_scored
 
     def build(self) -> StepPlan:
         return StepPlan(tuple(self._chunks), tuple(self._copies))

@@ -14,6 +14,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server.body_writer import WRITE_EXTENSION, BodyWriter, Outbox
 from server.connection_limit import IS_EXTRA
 from server.errors import ApiError, HeadTooLargeError, InvalidHttpError
 from server.replies.wire import error_reply
@@ -41,8 +42,9 @@ UPGRADE_HEADERS = frozenset({b"connection", b"upgrade", b"http2-settings"})
 class BoundedHttpProtocol(HttpToolsProtocol):
     """What is no HTTP gets an error of our shape, as any other wrong request."""
 
-    def __init__(self, *args: Any, max_connections: int, **keywords: Any) -> None:
+    def __init__(self, *args: Any, max_connections: int, outbox: Outbox, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
+        self._outbox = outbox
         self.parser = _new_parser(self)
         self._max_connections = max_connections
         self._is_extra = False
@@ -93,6 +95,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._in_head, self._head_ended, self._head_bytes = False, True, 0
         self._forget_patience()
         super().on_headers_complete()
+        # The app has not begun: its task runs once this callback has returned.
+        writer = BodyWriter(self.cycle, self._outbox)
+        self.scope["extensions"] = {WRITE_EXTENSION: {"writer": writer}}
         self._open_cycles.append(self.cycle)
         if 0 < len(self.pipeline) <= MAX_PIPELINED:  # uvicorn has stopped to read
             self.flow.resume_reading()

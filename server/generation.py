@@ -73,6 +73,8 @@ class _Choice:
                 delta.logprobs.append(event.logprob)
             if shows_end_token or not ends_by_token:
                 delta.text += self.stream.push((event.token_id,))
+        if event.finish_reason is None and self.stream.stopped_by is None:
+            return
         if event.finish_reason is FinishReason.DEADLINE:
             delta.text += self.stream.finish()
             delta.finish_reason = FinishReason.LENGTH.value
@@ -102,7 +104,11 @@ class _Source:
 
     @property
     def finished(self) -> bool:
-        return all(choice.finished for choice in self.choices)
+        # A plain loop: asked at every token, and a generator costs more than one choice does.
+        for choice in self.choices:  # noqa: SIM110
+            if not choice.finished:
+                return False
+        return True
 
 
 class Generation:
@@ -236,6 +242,8 @@ class Generation:
     async def _next_events_in_time(self, source: _Source) -> list[TokenEvent]:
         """None of them where the time is up."""
         assert source.mailbox is not None
+        if self._deadline == math.inf:
+            return await source.mailbox.get()
         try:
             async with asyncio.timeout(self._seconds_left):
                 return await source.mailbox.get()
@@ -275,14 +283,16 @@ class Generation:
                 continue  # made before the engine heard that a stop string ended it
             if event.num_cached is not None:
                 source.num_cached = event.num_cached
-            source.prefix_report = event.prefix_report or source.prefix_report
-            choice.timings = event.timings or choice.timings
-            _raise_failure(event)
-            if event.finish_reason is FinishReason.DEADLINE:
-                if time.monotonic() < self._deadline:
-                    raise self._queue_timeout("the request has waited as long as any may here")
-                self._time_is_up = True
-                continue
+                source.prefix_report = event.prefix_report or source.prefix_report
+            if event.timings is not None:
+                choice.timings = event.timings
+            if event.finish_reason is not None:
+                _raise_failure(event)
+                if event.finish_reason is FinishReason.DEADLINE:
+                    if time.monotonic() < self._deadline:
+                        raise self._queue_timeout("the request has waited as long as any may here")
+                    self._time_is_up = True
+                    continue
             delta = deltas.get(event.choice)
             if delta is None:
                 delta = deltas[event.choice] = Delta(choice.index)

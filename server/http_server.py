@@ -11,6 +11,7 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
+from server.body_writer import Outbox
 from server.connection import EXTRA_CONNECTIONS, IDLE_SECONDS, BoundedHttpProtocol
 from server.settings import ServerSettings
 
@@ -27,10 +28,11 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         limit = allow_connections(settings.max_connections)
+        protocol = partial(BoundedHttpProtocol, max_connections=limit, outbox=Outbox())
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(BoundedHttpProtocol, max_connections=limit),  # type: ignore[arg-type]
+                http=protocol,  # type: ignore[arg-type]
                 lifespan="off",
                 ws="none",
                 log_config=None,

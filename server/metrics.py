@@ -9,12 +9,13 @@ told. A choice is what is counted: a request with n = 3 finishes three times.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engine.protocols import AsyncEngine
 from scheduler import FinishReason, Request, TokenEvent
+from server.histograms import Histogram
 from server.middleware import RequestRecord
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -56,9 +57,9 @@ class ServerMetrics:
         self._num_tokens = 0  # computed by the engine up to the last step
 
         def histogram(name: str, about: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(
-                f"octavo:{name}", about, ["model_name"], buckets=buckets, registry=self._registry
-            )
+            made = Histogram(f"octavo:{name}", about, buckets, model_name)
+            self._registry.register(made)
+            return made
 
         def latency(name: str, about: str) -> Histogram:
             return histogram(f"{name}_seconds", about, _LATENCY_BUCKETS)
@@ -89,25 +90,24 @@ class ServerMetrics:
 
     def on_submit(self, request: Request) -> None:
         self._open[request.request_id] = _OpenRequest(request)
-        self._prompt.labels(self._model_name()).observe(len(request.prompt_token_ids))
+        self._prompt.observe(len(request.prompt_token_ids))
 
     def on_step(self, events: Sequence[TokenEvent]) -> None:
-        now, name = time.monotonic(), self._model_name()
+        now = time.monotonic()
         stats = self._engine.stats
         num_tokens = stats.prompt_tokens_computed + stats.generation_tokens
         if num_tokens > self._num_tokens:
-            self._step_tokens.labels(name).observe(num_tokens - self._num_tokens)
+            self._step_tokens.observe(num_tokens - self._num_tokens)
         self._num_tokens = num_tokens
-        inter_token = self._inter_token.labels(name)
         for event in events:
             request = self._open[event.request_id]
             gap = request.take(event, now)
             if gap is not None:
-                inter_token.observe(gap)
+                self._inter_token.observe(gap)
             elif event.timings is not None:
-                self._observe_start(event, request, name)
+                self._observe_start(event, request)
             if event.finish_reason is not None:
-                self._observe_end(request, event.choice, event.finish_reason, name)
+                self._observe_end(request, event.choice, event.finish_reason)
 
     def on_abort(self, request_id: str, choice: int | None, reason: FinishReason) -> None:
         request = self._open.get(request_id)
@@ -115,32 +115,30 @@ class ServerMetrics:
             return
         for ended in tuple(request.last_token) if choice is None else (choice,):
             if ended in request.last_token:
-                self._observe_end(request, ended, reason, self._model_name())
+                self._observe_end(request, ended, reason)
 
     def on_death(self) -> None:
         for request in tuple(self._open.values()):
             for choice in tuple(request.last_token):
-                self._observe_end(request, choice, FinishReason.ERROR, self._model_name())
+                self._observe_end(request, choice, FinishReason.ERROR)
 
-    def _observe_start(self, event: TokenEvent, request: "_OpenRequest", name: str) -> None:
+    def _observe_start(self, event: TokenEvent, request: "_OpenRequest") -> None:
         assert event.timings is not None
         queue, prefill = event.timings.queue, event.timings.prefill
-        self._first_token.labels(name).observe(queue + prefill)
+        self._first_token.observe(queue + prefill)
         if not request.started:  # choices wait and prefill as one
             request.started = True
-            self._queue.labels(name).observe(queue)
-            self._prefill.labels(name).observe(prefill)
+            self._queue.observe(queue)
+            self._prefill.observe(prefill)
 
-    def _observe_end(
-        self, request: "_OpenRequest", choice: int, reason: FinishReason, name: str
-    ) -> None:
+    def _observe_end(self, request: "_OpenRequest", choice: int, reason: FinishReason) -> None:
         """Of what was cut off, only the tokens count: its times say nothing of the server."""
-        self._generation.labels(name).observe(request.num_tokens[choice])
+        self._generation.observe(request.num_tokens[choice])
         first = request.first_token.get(choice)
         if reason in _COMPLETE and first is not None:
             last = request.last_token[choice]
-            self._end_to_end.labels(name).observe(last - request.arrival_time)
-            self._decode.labels(name).observe(last - first)
+            self._end_to_end.observe(last - request.arrival_time)
+            self._decode.observe(last - first)
         del request.last_token[choice]
         if not request.last_token:
             del self._open[request.request_id]
@@ -171,13 +169,14 @@ class _OpenRequest:
         """Note a token; returns the seconds since the choice's last one, None for its first."""
         if event.token_id is None:
             return None
-        self.num_tokens[event.choice] += 1
+        choice = event.choice
+        self.num_tokens[choice] += 1
         gap = None
-        if event.choice in self.first_token:
-            gap = now - self.last_token[event.choice]
+        if choice in self.first_token:
+            gap = now - self.last_token[choice]
         else:
-            self.first_token[event.choice] = now
-        self.last_token[event.choice] = now
+            self.first_token[choice] = now
+        self.last_token[choice] = now
         return gap
 
 

@@ -215,6 +215,7 @@ async def _start(
         logger.info("%s", line)
     if app.state.context.settings.ui:
         logger.info("page map and playground: %s/ui", address)
+    gc.freeze()  # what was loaded stays: a search for garbage would stop all streams over it
 
 
 async def _drain(app: "FastAPI", settings: ServerSettings, stop: _StopSignals) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
+from server.body_writer import WRITE_EXTENSION, BodyWriter
 from server.errors import ShuttingDownError, to_api_error
 from server.generation import Delta, Generation, Usage
 from server.middleware import RequestRecord
@@ -62,7 +63,7 @@ async def events(
             yield opening
         async with aclosing(generation.deltas()) as batches:
             async for deltas in batches:
-                is_last = generation.finished and not include_usage
+                is_last = not include_usage and generation.finished
                 closing = reports(generation, request) if is_last else None
                 # A step's tokens are few; a scored prompt comes all at once, for each choice.
                 write = partial(_write_chunks, reply, deltas, closing)
@@ -78,6 +79,8 @@ async def events(
 
 
 def _write_chunks(reply: Reply, deltas: list[Delta], closing: dict[str, Any] | None) -> bytes:
+    if len(deltas) == 1:
+        return reply.chunk(deltas[0], closing)
     pieces = [reply.chunk(delta) for delta in deltas[:-1]]
     pieces += [reply.chunk(delta, closing) for delta in deltas[-1:]]
     return b"".join(pieces)
@@ -111,6 +114,7 @@ class EventStream(Response):
         self._keepalive_interval = keepalive_interval
         self._record = record
         self._last_sent = 0.0
+        self._writer: BodyWriter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._resources:
@@ -122,6 +126,7 @@ class EventStream(Response):
                 }
             )
             async with aclosing(self._body):
+                self._writer = scope.get("extensions", {}).get(WRITE_EXTENSION, {}).get("writer")
                 await self._send_body(receive, send)
 
     async def _send_body(self, receive: Receive, send: Send) -> None:
@@ -136,20 +141,26 @@ class EventStream(Response):
             await _end({writer})
         if completed:
             writer.result()
-            await _send_piece(send, b"", more=False)
+            await self._send_piece(send, b"", more=False)
         elif self._cutoff.done():
             told = ShuttingDownError("the server is shutting down")
             self._record.error = told.code
             last_words = error_event(told)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORDS_SECONDS):
-                    await _send_piece(send, last_words, more=False)
+                    await self._send_piece(send, last_words, more=False)
 
     async def _write(self, send: Send) -> None:
-        loop = asyncio.get_running_loop()
+        loop, writer = asyncio.get_running_loop(), self._writer
         async for piece in self._body:
-            await _send_piece(send, piece, more=True)
+            if writer is None or not writer.write(piece):
+                await self._send_piece(send, piece, more=True)
             self._last_sent = loop.time()
+
+    async def _send_piece(self, send: Send, piece: bytes, *, more: bool) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+        await send({"type": "http.response.body", "body": piece, "more_body": more})
 
     async def _keep_alive(self, send: Send) -> None:
         if self._keepalive_interval == 0:
@@ -161,7 +172,7 @@ class EventStream(Response):
             if silence < self._keepalive_interval:
                 await asyncio.sleep(self._keepalive_interval - silence)
             else:
-                await _send_piece(send, KEEP_ALIVE, more=True)
+                await self._send_piece(send, KEEP_ALIVE, more=True)
                 self._last_sent = loop.time()
 
 
@@ -192,10 +203,6 @@ async def _first(*futures: "asyncio.Future[Any]") -> None:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _send_piece(send: Send, piece: bytes, *, more: bool) -> None:
-    await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
 async def _end(tasks: "set[asyncio.Task[Any]]") -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from engine.attention.batch import PagedBatch
@@ -96,16 +97,16 @@ class NativeAttention:
 def native_batch(batch: PagedBatch) -> NativeBatch:
     """The geometry for C, made once a step."""
     if "native" not in batch.scratch:
-        starts = torch.tensor(batch.query_starts, dtype=torch.int32)
-        contexts = torch.tensor(batch.context_lens, dtype=torch.int32)
+        starts = np.array(batch.query_starts, np.int32)
+        contexts = np.array(batch.context_lens, np.int32)
         tables = batch.page_tables.contiguous()
         slots = batch.slots.contiguous()
         struct = Batch(
             slots=slots.data_ptr(),
             positions=None,
             page_tables=tables.data_ptr(),
-            query_starts=starts.data_ptr(),
-            context_lens=contexts.data_ptr(),
+            query_starts=starts.ctypes.data,
+            context_lens=contexts.ctypes.data,
             table_stride=tables.stride(0),
             sequences=batch.num_sequences,
             tokens=len(slots),

@@ -19,7 +19,7 @@ from engine.native.build import SOURCES, VARIANTS, fingerprint, library_path, ma
 logger = logging.getLogger(__name__)
 
 ISA_VARIABLE = "OCTAVO_CPU_ISA"
-ABI = 1
+ABI = 2
 _BUILD = "python -m engine.native.build"
 
 F32, BF16, I8, F16 = range(4)  # enum OctavoDtype
@@ -158,6 +158,13 @@ _SIGNATURES: Mapping[str, tuple[object, tuple[object, ...]]] = MappingProxyType(
             (
                 *(c_void_p, c_int32, c_int64, c_int32),
                 *(c_void_p, c_void_p, c_int32, c_int32, c_void_p),
+            ),
+        ),
+        "octavo_logprobs": (
+            None,
+            (
+                *(c_void_p, c_int32, c_int64, c_int32, c_void_p, c_int32),
+                *(c_void_p, c_void_p, c_int32, c_void_p, c_void_p),
             ),
         ),
         "octavo_rms_norm": (

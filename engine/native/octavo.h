@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 #define OCTAVO_API __attribute__((visibility("default")))
-#define OCTAVO_ABI 1 /* raised whenever a declaration below changes */
+#define OCTAVO_ABI 2 /* raised whenever a declaration below changes */
 
 enum OctavoDtype { OCTAVO_F32 = 0, OCTAVO_BF16 = 1, OCTAVO_I8 = 2, OCTAVO_F16 = 3 };
 
@@ -100,6 +100,22 @@ typedef struct OctavoDraw {
 OCTAVO_API void octavo_draw(const void* logits, int32_t dtype, int64_t stride, int32_t vocab,
                             const OctavoDraw* draws, const double* numbers, int32_t halvings,
                             int32_t count, int64_t* tokens);
+
+/* What is asked of a row of logits: the log-probability of a token, and the `top` likeliest. */
+typedef struct OctavoScore {
+    int64_t row;
+    int64_t token;
+    int64_t top;
+} OctavoScore;
+
+/* Log-probabilities under the model (logprobs.cpp). `ranks` [count]: 1 + how many tokens are
+ * likelier, 0 for a row whose largest logit is not finite or that holds a NaN; of such a row
+ * nothing else is written. `top_ids` and `top_logprobs` [count, width]: the likeliest first, of
+ * equals the smaller id; -1 where a row has fewer finite logits. */
+OCTAVO_API void octavo_logprobs(const void* logits, int32_t dtype, int64_t stride, int32_t vocab,
+                                const OctavoScore* scores, int32_t count, double* logprobs,
+                                int64_t* ranks, int32_t width, int64_t* top_ids,
+                                double* top_logprobs);
 
 /* ---- linear layers (linear.cpp) ------------------------------------------------------------ */
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "logit_row.h"
 #include "octavo.h"
 #include "parallel.h"
 #include "vec.h"
@@ -16,19 +17,7 @@
 namespace octavo {
 namespace {
 
-constexpr int kBlock = 64;
 constexpr int kFew = 128;  // tokens in question that are sorted rather than halved further
-constexpr float kInfinity = __builtin_inff();
-
-typedef double DoubleVec __attribute__((vector_size(kLanes * 8)));
-
-inline DoubleVec to_double(Vec v) { return __builtin_convertvector(v, DoubleVec); }
-
-inline double sum_doubles(DoubleVec v) {
-    double all = 0.0;
-    for (int lane = 0; lane < kLanes; ++lane) all += v[lane];
-    return all;
-}
 
 // A bit for each lane.
 inline uint32_t lanes_of(IntVec mask) {
@@ -258,7 +247,6 @@ struct Row {
     template <class T>
     void load_logits(const T* from, int vocab);
     float kth_floor(int64_t k) const;
-    int64_t first_peak() const;
 };
 
 template <class T>
@@ -308,23 +296,27 @@ float Row::kth_floor(int64_t k) const {
     return std::max(order[k - 1], -__FLT_MAX__);
 }
 
-int64_t Row::first_peak() const {
-    int64_t b = std::find(maxima.begin(), maxima.end(), peak) - maxima.begin();
-    auto block = all.logits.begin() + b * kBlock;
-    return std::find(block, block + kBlock, peak) - all.logits.begin();
+template <class T>
+int64_t likeliest(const T* logits, int vocab) {
+    thread_local std::vector<float> maxima;
+    const LogitRow<T> row(logits, vocab);
+    const float peak = row.find_maxima(maxima);
+    return __builtin_isfinite(peak) ? row.first_peak(maxima, peak) : -1;
 }
 
 int64_t draw_token(const OctavoDraw& draw, const double* numbers, int halvings, const void* logits,
                    int dtype, int64_t stride, int vocab) {
     thread_local Row row;
     thread_local Tokens fewer;
-    int64_t at = draw.row * stride;
+    const float* wide = (const float*)logits + draw.row * stride;
+    const bf16* half = (const bf16*)logits + draw.row * stride;
+    if (draw.temperature <= 0.0f)
+        return dtype == OCTAVO_F32 ? likeliest(wide, vocab) : likeliest(half, vocab);
     if (dtype == OCTAVO_F32)
-        row.load_logits((const float*)logits + at, vocab);
+        row.load_logits(wide, vocab);
     else
-        row.load_logits((const bf16*)logits + at, vocab);
+        row.load_logits(half, vocab);
     if (!__builtin_isfinite(row.peak)) return -1;
-    if (draw.temperature <= 0.0f) return row.first_peak();
     bool top_k = draw.top_k > 0 && draw.top_k < vocab;
     float lowest = top_k ? row.kth_floor(draw.top_k) : -__FLT_MAX__;
     if (draw.min_p > 0.0f) {

@@ -6,8 +6,8 @@ rows it shares a batch with. A row that cannot be sampled fails alone.
 """
 
 from engine.sampling.logprobs import score
-from engine.sampling.native import NativeDraws
+from engine.sampling.native import NativeSampler
 from engine.sampling.rows import MIN_TEMPERATURE, SampleRow
 from engine.sampling.sampler import NOT_FINITE, sample
 
-__all__ = ["MIN_TEMPERATURE", "NOT_FINITE", "NativeDraws", "SampleRow", "sample", "score"]
+__all__ = ["MIN_TEMPERATURE", "NOT_FINITE", "NativeSampler", "SampleRow", "sample", "score"]

@@ -66,7 +66,7 @@ def _mask_stop_tokens(x: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 def _penalise(x: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     """Hugging Face's repetition penalty over prompt and output, OpenAI's other two over output."""
     vocab = x.shape[1]
-    seen = [_seen(row, line, vocab) for line, row in enumerate(rows) if row.penalised]
+    seen = [_seen(row, line, vocab) for line, row in enumerate(rows) if row.params.penalised]
     marked = np.sort(np.concatenate(seen)) if seen else np.empty(0, np.int64)
     if not len(marked):
         return

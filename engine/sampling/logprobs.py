@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from engine.sampling.blocks import BlockedLogits, Indices
+from engine.sampling.native import NativeSampler
 from scheduler import TokenLogprob
 
 # Rows that `score` looks at together: their candidates may be most of the vocabulary.
@@ -20,7 +21,8 @@ _SCORE_ROWS = 32
 def token_logprobs(
     logits: BlockedLogits, at: Indices, tokens: Indices, ks: Indices
 ) -> list[TokenLogprob]:
-    """The log-probability of tokens[i] in row at[i], its rank and the ks[i] likeliest tokens.
+    """The log-probability of tokens[i] in row at[i], its rank and the ks[i] likeliest tokens, of
+    equals the smaller id first.
 
     Rows must be finite at their largest, tokens within the vocabulary. [n] each
     """
@@ -41,8 +43,11 @@ def token_logprobs(
     return [results[row] for row in range(len(at))]
 
 
-def score(logits: torch.Tensor, targets: Sequence[int], k: int) -> tuple[TokenLogprob, ...]:
-    """The log-probability of targets[i] under row i, and row i's `k` likeliest tokens.
+def score(
+    logits: torch.Tensor, targets: Sequence[int], k: int, native: NativeSampler | None = None
+) -> tuple[TokenLogprob, ...]:
+    """The log-probability of targets[i] under row i, and row i's `k` likeliest tokens; `native`
+    looks them up in place of numpy.
 
     logits: [len(targets), vocab], any float type and device. Raises ValueError for a row that
     holds NaN or +inf or nothing finite, and for a target outside the vocabulary.
@@ -56,11 +61,26 @@ def score(logits: torch.Tensor, targets: Sequence[int], k: int) -> tuple[TokenLo
     results: list[TokenLogprob] = []
     with torch.inference_mode():
         for start in range(0, rows, _SCORE_ROWS):
-            blocked = BlockedLogits(logits[start : start + _SCORE_ROWS])
-            at = np.arange(len(blocked.peaks))
-            bad = np.flatnonzero(~np.isfinite(blocked.peaks))
-            if len(bad):
-                raise ValueError(f"the logits of row {start + bad[0]} are not finite")
+            part = logits[start : start + _SCORE_ROWS]
             tokens = np.array(targets[start : start + _SCORE_ROWS])
-            results += token_logprobs(blocked, at, tokens, np.full(len(at), k))
+            for row, found in enumerate(_score_rows(part, tokens, k, native), start=start):
+                if found is None:
+                    raise ValueError(f"the logits of row {row} are not finite")
+                results.append(found)
     return tuple(results)
+
+
+def _score_rows(
+    logits: torch.Tensor, tokens: Indices, k: int, native: NativeSampler | None
+) -> Sequence[TokenLogprob | None]:
+    """One for each row, None for one that is not finite at its largest."""
+    at, ks = np.arange(len(tokens)), np.full(len(tokens), k)
+    if native is not None:
+        found = native.token_logprobs(logits, at, tokens, ks)
+        return [each if each.rank else None for each in found]
+    blocked = BlockedLogits(logits)
+    fine = np.flatnonzero(np.isfinite(blocked.peaks))
+    results: list[TokenLogprob | None] = [None] * len(tokens)
+    for row, each in zip(fine, token_logprobs(blocked, fine, tokens[fine], ks[fine]), strict=True):
+        results[row] = each
+    return results

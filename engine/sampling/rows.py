@@ -2,7 +2,7 @@
 of this folder."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from scheduler import SamplingParams
 
@@ -10,8 +10,7 @@ from scheduler import SamplingParams
 MIN_TEMPERATURE = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """One draw. Several may name the same row of logits: the choices of one prompt.
 
     `row` indexes the logits, `position` is the absolute index (prompt and output) of the token to
@@ -38,20 +37,8 @@ class SampleRow:
         return len(self.tokens) - self.num_prompt < self.params.min_tokens
 
     @property
-    def penalised(self) -> bool:
-        params = self.params
-        return (
-            params.repetition_penalty != 1.0
-            or params.frequency_penalty != 0.0
-            or params.presence_penalty != 0.0
-        )
-
-    @property
     def adjusted(self) -> bool:
         """Whether the model's logits must be changed before anything is drawn from them."""
-        return (
-            self.penalised
-            or bool(self.params.logit_bias)
-            or self.params.allowed_token_ids is not None
-            or (self.masks_stop_tokens and bool(self.stop_token_ids))
-        )
+        if self.params.changes_logits:
+            return True
+        return self.params.min_tokens > 0 and self.masks_stop_tokens and bool(self.stop_token_ids)

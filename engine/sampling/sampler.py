@@ -17,7 +17,7 @@ from engine.sampling.adjustments import adjust
 from engine.sampling.blocks import BlockedLogits, Floats, Indices
 from engine.sampling.draws import draw
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.native import NativeDraws
+from engine.sampling.native import NativeSampler
 from engine.sampling.rows import SampleRow
 from scheduler import Sample, TokenLogprob
 
@@ -29,9 +29,9 @@ _OVERFLOW = "logit_bias or penalties made the logits overflow"
 
 
 def sample(
-    logits: torch.Tensor, rows: Sequence[SampleRow], native: NativeDraws | None = None
+    logits: torch.Tensor, rows: Sequence[SampleRow], native: NativeSampler | None = None
 ) -> list[Sample]:
-    """Draw one token per `SampleRow`, in their order; `native` draws in place of numpy.
+    """Draw one token per `SampleRow`, in their order; `native` works in place of numpy.
 
     logits: [num_rows, vocab], any float type, any device; computed in float32 and left unchanged.
     Log-probabilities come with the rows whose `params.logprobs` is not None. A row that cannot be
@@ -46,7 +46,7 @@ def sample(
         return [_sample_alone(logits, row, native) for row in rows]
 
 
-def _sample_alone(logits: torch.Tensor, row: SampleRow, native: NativeDraws | None) -> Sample:
+def _sample_alone(logits: torch.Tensor, row: SampleRow, native: NativeSampler | None) -> Sample:
     try:
         return _sample_together(logits, [row], native)[0]
     except Exception as error:
@@ -55,7 +55,7 @@ def _sample_alone(logits: torch.Tensor, row: SampleRow, native: NativeDraws | No
 
 
 def _sample_together(
-    logits: torch.Tensor, rows: Sequence[SampleRow], native: NativeDraws | None
+    logits: torch.Tensor, rows: Sequence[SampleRow], native: NativeSampler | None
 ) -> list[Sample]:
     if logits.is_cuda and on_device.fits(rows):
         return [
@@ -92,7 +92,7 @@ def _sample_together(
 class _Logits:
     """Rows of logits, and either way of drawing from them."""
 
-    def __init__(self, values: torch.Tensor, native: NativeDraws | None) -> None:
+    def __init__(self, values: torch.Tensor, native: NativeSampler | None) -> None:
         self._values, self._native = values, native
 
     @cached_property
@@ -118,6 +118,12 @@ class _Logits:
             tokens[fine] = draw(self.blocked, at[fine], [rows[i] for i in fine.tolist()])
         return tokens
 
+    def logprobs(self, at: Indices, tokens: Indices, ks: Indices) -> list[TokenLogprob]:
+        """Of each tokens[i] in row at[i], finite at its largest, and its ks[i] likeliest. [n]"""
+        if self._native is not None:
+            return self._native.token_logprobs(self._values, at, tokens, ks)
+        return token_logprobs(self.blocked, at, tokens, ks)
+
 
 def _logprobs(
     raw: _Logits, at: Indices, tokens: Indices, rows: Sequence[SampleRow]
@@ -131,5 +137,5 @@ def _logprobs(
     if not ks:
         return {}
     wanted = list(ks)
-    found = token_logprobs(raw.blocked, at[wanted], tokens[wanted], np.array(list(ks.values())))
+    found = raw.logprobs(at[wanted], tokens[wanted], np.array(list(ks.values())))
     return dict(zip(wanted, found, strict=True))

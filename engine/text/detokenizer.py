@@ -21,7 +21,7 @@ class Detokenizer:
     belongs to it. Ids in `skipped` add nothing, nor do ids that name no token.
     """
 
-    __slots__ = ("_at_start", "_skipped", "_table", "_utf8")
+    __slots__ = ("_at_start", "_between", "_skipped", "_table", "_utf8")
 
     def __init__(
         self, table: TokenBytes, *, skipped: Set[int] = frozenset(), prompt: Sequence[int] = ()
@@ -30,11 +30,17 @@ class Detokenizer:
         self._skipped = skipped
         self._utf8 = _Utf8Decoder(errors="replace")
         self._at_start = True  # no token has added anything, to the prompt or to the output
+        self._between = False  # for sure between two characters, and not at the start
         self._read_prompt(prompt)
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete."""
         table, skipped = self._table, self._skipped
+        if len(token_ids) == 1 and self._between:
+            # What nearly every token of a stream is: text of its own.
+            data = b"" if token_ids[0] in skipped else table[token_ids[0]]
+            if data.isascii():
+                return data.decode()
         kept = [token_id for token_id in token_ids if token_id not in skipped]
         added = [table[token_id] for token_id in kept]
         if self._at_start:
@@ -42,7 +48,9 @@ class Detokenizer:
             if first is not None:
                 added[first] = table.leading(kept[first])
                 self._at_start = False
-        return self._utf8.decode(b"".join(added))
+        text = self._utf8.decode(b"".join(added))
+        self._between = not self._at_start and not self._utf8.getstate()[0]
+        return text
 
     def finish(self) -> str:
         """The end: one U+FFFD where the last character is unfinished, else nothing."""

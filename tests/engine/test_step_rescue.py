@@ -45,7 +45,7 @@ def harness(
         Faulty(runner._forward, check),
         runner.storage,
         page_size=runner._page_size,
-        draws=runner._draws,
+        sampler=runner._sampler,
     )
     return Harness(replace(loaded, runner=faulty), **settings)  # type: ignore[arg-type]
 
@@ -205,7 +205,8 @@ def test_a_row_that_cannot_be_built_fails_alone(
 
     monkeypatch.setattr(engine.model_runner, "_sample_row", fail)
     server = harness(llama, lambda inputs: None)
-    add_all(server)
+    for request_id, prompt in PROMPTS.items():  # a plain greedy step builds no rows
+        server.add(request_id, prompt, 8, replace(GREEDY, logprobs=0))
     server.drain()
     check_answers(server, llama, but="2")
     assert server.tokens("2") == cold(llama, PROMPTS["2"], 3)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.native.library import load_library
-from engine.sampling import NativeDraws, SampleRow
+from engine.sampling import NativeSampler, SampleRow
 from engine.sampling.uniform import uniforms
 from scheduler import SamplingParams
 
@@ -72,15 +72,17 @@ class SlowSampler:
 
 @pytest.fixture(scope="module", params=["numpy", "native"], autouse=True)
 def way_of_drawing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test draws with numpy and with the CPU kernel."""
+    """Each test draws, and scores, with numpy and with the CPU kernels."""
     library = load_library() if request.param == "native" else None
     if request.param == "native" and library is None:
         pytest.skip("no native kernels here")
     with pytest.MonkeyPatch.context() as patch:
-        if library is not None and hasattr(request.module, "sample"):
+        if library is not None:
             library.set_threads(2)
-            native = partial(request.module.sample, native=NativeDraws(library))
-            patch.setattr(request.module, "sample", native)
+            for name in ("sample", "score"):
+                if hasattr(request.module, name):
+                    native = partial(getattr(request.module, name), native=NativeSampler(library))
+                    patch.setattr(request.module, name, native)
         yield
 
 

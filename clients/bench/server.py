@@ -5,6 +5,7 @@ Speaks vLLM's form of /tokenize and /detokenize, which is Octavo's, and llama.cp
 """
 
 import asyncio
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -149,7 +150,9 @@ class Server:
             why = str(error) or type(error).__name__
             raise ServerFailure(f"no connection to {self.url}: {why}") from None
         if response.status_code == 404:
-            raise ServerFailure(f"no {path} there")
+            why = error_message(response.content)  # the path is missing, or the model
+            named = self.model and re.search(rf"(?<!\w){re.escape(self.model)}(?!\w)", why)
+            raise ServerFailure(f"{path} answers 404: {why}" if named else f"no {path} there")
         if response.has_redirect_location:
             raise ServerFailure(f"{path} is at {response.headers['location']}: name that by --url")
         if not response.is_success:

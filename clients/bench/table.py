@@ -24,7 +24,7 @@ _BUSY = 0.7
 _SHORT_SECONDS = 1.0  # below, a client's first moments are most of what it did
 _ODD_CHUNKS = 0.02
 _ODD_LENGTHS = 0.02
-_ODD_HITS = 0.1
+_ODD_HITS, _ODD_CHAT_HITS = 0.1, 0.5
 
 
 def print_run(console: Console, run: dict[str, Any]) -> None:
@@ -103,7 +103,9 @@ def warnings(run: dict[str, Any]) -> list[str]:
         lines.append(
             f"prompts are {run['input_length_error']:.1%} off their planned length on average"
         )
-    if run["dataset"] == "random" and (run["prefix_hit_rate"] or 0) > _ODD_HITS:
+    # All chats begin alike, with their template.
+    odd_hits = _ODD_CHAT_HITS if "chat" in run.get("endpoint", "") else _ODD_HITS
+    if run["dataset"] == "random" and (run["prefix_hit_rate"] or 0) > odd_hits:
         lines.append("the prompts were in the server's cache already: use another --seed")
     if (run.get("p99_lateness_ms") or 0) > _LATE_MS:
         lines.append(

@@ -6,8 +6,6 @@ which the server itself sent: both sides read one clock.
 
 import csv
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -16,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_server import USAGE, Exchange, ScriptedServer, chat_chunk, event, text_chunk
+from scripted_model import FakeModel, answer, usage_chunk
+from scripted_server import Exchange, ScriptedServer, chat_chunk, event, text_chunk
 
 from clients.bench import main
 from clients.bench.flags import read_options
@@ -24,44 +23,6 @@ from clients.bench.plan import BadInput
 
 Serve = Callable[..., ScriptedServer]
 ROOT = Path(__file__).parents[3]
-
-
-def usage_chunk(prompt: int, output: int, cached: int = 0) -> dict[str, Any]:
-    details = {"cached_tokens": cached}
-    usage = {**USAGE, "prompt_tokens": prompt, "completion_tokens": output}
-    return {"choices": [], "usage": {**usage, "prompt_tokens_details": details}}
-
-
-class FakeModel:
-    """Answers like a server with one model; `generate` streams the measured requests."""
-
-    def __init__(self, generate: Callable[[Exchange, int], None], metrics: str = "") -> None:
-        self.count = 0
-        self.metrics = metrics
-        self._generate = generate
-
-    def __call__(self, exchange: Exchange) -> None:
-        if exchange.path == "/v1/models":
-            exchange.reply(200, {"data": [{"id": "tiny"}]})
-        elif exchange.path == "/metrics" and self.metrics:
-            exchange.reply(200, self.metrics.format(count=self.count).encode())
-        elif "completions" not in exchange.path:
-            exchange.fail(404)
-        elif not exchange.json.get("stream"):  # the question after the prompt's length
-            prompt = exchange.json.get("prompt") or exchange.json["messages"][0]["content"]
-            count = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
-            exchange.reply(200, {"choices": [], "usage": {"prompt_tokens": count}})
-        else:
-            self.count += 1
-            self._generate(exchange, self.count - 1)
-
-
-def answer(exchange: Exchange, number: int) -> None:
-    """As many tokens as asked for, at once."""
-    asked = exchange.json["max_tokens"]
-    prompt = exchange.json["prompt"]
-    chunks = [text_chunk("x ", "length" if i == asked - 1 else None) for i in range(asked)]
-    exchange.stream(*chunks, usage_chunk(len(prompt), asked))
 
 
 def bench(server: ScriptedServer, folder: Path, *flags: str) -> tuple[int, dict[str, Any]]:
@@ -160,6 +121,19 @@ def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[st
     assert error.count("\n") == 1
 
 
+def test_a_model_that_is_not_served_is_said_so(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lists_another(exchange: Exchange) -> None:
+        if exchange.path == "/v1/models":
+            exchange.reply(200, {"data": [{"id": "tiny"}]})
+        else:
+            exchange.reply(404, {"error": {"message": "the model 'nope' does not exist"}})
+
+    assert main(["--url", serve(lists_another).url, "--model", "nope", "-n", "1"]) == 2
+    assert "the model 'nope' does not exist" in capsys.readouterr().err
+
+
 def test_every_way_a_stream_can_break_has_its_kind(serve: Serve, tmp_path: Path) -> None:
     def cut(exchange: Exchange) -> None:
         exchange.begin()
@@ -228,67 +202,6 @@ def test_secrets_do_not_reach_the_result(serve: Serve, tmp_path: Path) -> None:
     streamed = next(e for e in server.exchanges if b'"stream":true' in e.body)
     assert streamed.headers["authorization"] == "Bearer sk-1"
     assert streamed.headers["x-more"] == "sk-3"
-
-
-def started(server: ScriptedServer, path: Path) -> "subprocess.Popen[str]":
-    """Nine requests, one after the other, in a process that can be interrupted."""
-    command = [sys.executable, "-m", "server.cli", "bench", "--url", server.url]
-    flags = ["-n", "9", "-c", "1", "--output-len", "3", "--json", str(path), "--no-progress"]
-    return subprocess.Popen(
-        [*command, *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def test_an_interrupt_reports_what_was_finished(serve: Serve, tmp_path: Path) -> None:
-    """Ctrl-C while the fourth request hangs: three are reported, the exit code is 130."""
-
-    def generate(exchange: Exchange, number: int) -> None:
-        if number < 3:
-            answer(exchange, number)
-        else:
-            os.kill(process.pid, signal.SIGINT)
-            exchange.wait_gone()
-
-    path = tmp_path / "result.json"
-    process = started(serve(FakeModel(generate)), path)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    result = json.loads(path.read_text())
-    assert (result["completed"], result["cancelled"]) == (3, 1)
-    assert result["interrupted"]
-    assert "3 answered, 5 not sent" in out
-    assert "1 cut off when the run was interrupted" in out
-
-
-def test_a_second_interrupt_waits_for_nothing(serve: Serve, tmp_path: Path) -> None:
-    """Ctrl-C while a request hangs, and again while /metrics does."""
-    readings: list[None] = []
-
-    def generate(exchange: Exchange, number: int) -> None:
-        os.kill(process.pid, signal.SIGINT)
-        exchange.wait_gone()
-
-    def hang(exchange: Exchange) -> None:
-        if exchange.path != "/metrics":
-            model(exchange)
-            return
-        readings.append(None)
-        if len(readings) == 1:
-            exchange.reply(200, b"octavo:prompt_tokens_total 5\n")
-        else:
-            os.kill(process.pid, signal.SIGINT)
-            exchange.wait_gone()
-
-    model = FakeModel(generate)
-    path = tmp_path / "result.json"
-    process = started(serve(hang), path)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    result = json.loads(path.read_text())
-    assert (result["cancelled"], result["server_metrics"]) == (1, None)
-    assert len(readings) == 2
 
 
 def test_progress_is_told_in_plain_lines_where_there_is_no_terminal(

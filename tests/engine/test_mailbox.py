@@ -50,11 +50,10 @@ async def test_what_came_before_the_engine_died_is_read_first():
             await mailbox.get()
 
 
-async def test_a_choice_that_has_ended_takes_no_more():
+async def test_an_end_closes_its_choice_and_no_other():
     mailbox = EventMailbox(2)
     end = token(1, finish_reason=FinishReason.STOP)
     mailbox.put(end)
-    mailbox.put(token(2))
     mailbox.put(TokenEvent("r", 1, 3))
     assert await mailbox.get() == [end, TokenEvent("r", 1, 3)]
     assert mailbox.open_choices == {1}

@@ -10,7 +10,6 @@ mean of each kind, and the difference of neighbours with its standard error.
 
 import argparse
 import asyncio
-import json
 import math
 import random
 import statistics
@@ -26,7 +25,7 @@ import httpx
 from benchmarks.servers import Launch, RunningServer, free_port
 
 _START_SECONDS = 300.0
-_WARM_UP_SECONDS = 10.0
+_WARM_UP_SECONDS = 15.0
 _SETTLE_SECONDS = 0.5  # after a viewer has come or gone
 
 
@@ -108,24 +107,19 @@ async def _load(client: httpx.AsyncClient, at_once: int) -> AsyncIterator[None]:
 
     async def keep_asking() -> None:
         while True:
-            prompt = [rng.randrange(1000, 20000) for _ in range(rng.randrange(50, 400))]
+            prompt = [rng.randrange(1000, 20000) for _ in range(rng.randrange(16, 64))]
             body = {"prompt": prompt, "max_tokens": rng.randrange(50, 400), "stream": True}
             body |= {"ignore_eos": True, "temperature": 0}
-            async with client.stream("POST", "/v1/completions", content=json.dumps(body)) as reply:
+            async with client.stream("POST", "/v1/completions", json=body) as reply:
                 reply.raise_for_status()
                 async for _ in reply.aiter_raw():
                     pass
 
-    asking = [asyncio.ensure_future(keep_asking()) for _ in range(at_once)]
-    try:
+    async with asyncio.TaskGroup() as group:  # one that fails ends the measurement
+        asking = [group.create_task(keep_asking()) for _ in range(at_once)]
         yield
         for task in asking:
-            if task.done():
-                task.result()
-    finally:
-        for task in asking:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
 
 
 if __name__ == "__main__":

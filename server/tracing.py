@@ -152,7 +152,7 @@ def _add_work(span: Span, generation: Generation, offset: float) -> None:
 
 def _sampling(params: SamplingParams) -> dict[str, float]:
     """What was asked of the sampler, under the conventions' names."""
-    asked = {
+    asked: dict[str, float | None] = {
         "temperature": params.temperature,
         "top_p": params.top_p,
         "frequency_penalty": params.frequency_penalty,

@@ -223,9 +223,9 @@ export class PageMap {
       const [fromX, fromY] = this.#corner(source);
       context.strokeStyle = this.colours.copied;
       context.globalAlpha = still ? 1 : 1 - age ** 2;
-      context.lineWidth = Math.max(2, cell * 0.16);
-      const grown = still ? 0 : 2 * (1 - age);
-      this.#cellPath(x - grown, y - grown, Math.max(3, cell * 0.88) + 2 * grown);
+      const line = (context.lineWidth = Math.max(2, cell * 0.16));
+      // Within its cell, since nothing is drawn beyond the edge of the canvas.
+      this.#cellPath(x + line / 2, y + line / 2, Math.max(3, cell * 0.88) - line);
       context.stroke();
       if (this.perCell === 1 && !still) {
         context.globalAlpha *= 0.6;
@@ -233,8 +233,9 @@ export class PageMap {
         context.beginPath();
         context.moveTo(fromX + centre, fromY + centre);
         const bend = Math.min(40, Math.abs(fromX - x) / 3 + 14);
-        context.quadraticCurveTo(
-          (fromX + x) / 2 + centre, Math.min(fromY, y) + centre - bend, x + centre, y + centre);
+        const top = Math.min(fromY, y) + centre - bend; // below instead where above is no room
+        context.quadraticCurveTo((fromX + x) / 2 + centre,
+          top > 0 ? top : Math.max(fromY, y) + centre + bend, x + centre, y + centre);
         context.stroke();
       }
     }

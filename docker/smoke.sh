@@ -74,7 +74,7 @@ expect "who computes the layers" "$(of_server /server_info layers)" "${EXPECT_LA
 say "a client of OpenAI's"
 python3 -m venv "$work/venv"
 "$work/venv/bin/python" -m pip install --quiet openai
-"$work/venv/bin/python" - "$url" <<'PYTHON'
+"$work/venv/bin/python" - "$url" <<'PYTHON' || fail "the client"
 import sys
 
 from openai import AuthenticationError, OpenAI

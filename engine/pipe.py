@@ -8,8 +8,10 @@ which name nothing. The pipe itself is an unnamed pair of sockets that only pare
 
 import io
 import pickle
+from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 _MODULES = frozenset(
     {
@@ -39,7 +41,9 @@ class MessagePipe:
 
     def send(self, message: object) -> None:
         """Raises OSError where the other side is gone."""
-        self.connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        data = io.BytesIO()
+        _Writer(data, pickle.HIGHEST_PROTOCOL).dump(message)
+        self.connection.send_bytes(data.getbuffer())
 
     def receive(self) -> object:
         """The next message. Raises EOFError or OSError where the other side is gone,
@@ -52,6 +56,12 @@ class MessagePipe:
 
     def close(self) -> None:
         self.connection.close()
+
+
+class _Writer(pickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        # By its value. Python before 3.11.4 names `getattr` instead, which no reader of ours calls.
+        return (type(obj), (obj.value,)) if isinstance(obj, Enum) else NotImplemented
 
 
 class _Reader(pickle.Unpickler):

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import subprocess
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,19 @@ def test_a_request_is_whole_again() -> None:
     received = theirs.receive()
     assert isinstance(received, Submit)
     assert received.unpack() == REQUEST
+
+
+def test_names_cross_from_pythons_that_pickle_them_by_attribute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def by_attribute(name: Enum, protocol: int) -> Any:  # Python 3.11.0 to 3.11.3
+        return getattr, (type(name), name._name_)
+
+    monkeypatch.setattr(FinishReason, "__reduce_ex__", by_attribute)
+    monkeypatch.setattr(MissReason, "__reduce_ex__", by_attribute)
+    ours, theirs = pipe()
+    ours.send(Step([EVENT], SchedulerStats(), 3, 0))
+    assert theirs.receive() == Step([EVENT], SchedulerStats(), 3, 0)
 
 
 class Calls:

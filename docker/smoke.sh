@@ -107,11 +107,12 @@ expect "what is in the volume of reports" "$reports" "bench.csv bench.html bench
 echo "the server's memory: $(docker stats --no-stream --format '{{.MemUsage}}' "$(container)")"
 
 say "a drain: the stop signal comes while an answer is streaming"
+: >"$work/stream"
 curl --silent --no-buffer --max-time 60 "$url/v1/completions" -H "Authorization: Bearer $OCTAVO_API_KEY" \
   -H 'Content-Type: application/json' --output "$work/stream" \
   --data '{"model": "smollm2-135m", "prompt": "Once", "max_tokens": 100, "ignore_eos": true, "stream": true}' &
 streaming=$!
-until [ "$(grep -c '^data:' "$work/stream" 2>/dev/null || true)" -gt 3 ]; do
+until [ "$(grep -c '^data:' "$work/stream" || true)" -gt 3 ]; do
   kill -0 $streaming 2>/dev/null || break
   sleep 0.1
 done

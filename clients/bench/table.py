@@ -104,7 +104,7 @@ def warnings(run: dict[str, Any]) -> list[str]:
             f"prompts are {run['input_length_error']:.1%} off their planned length on average"
         )
     # All chats begin alike, with their template.
-    odd_hits = _ODD_CHAT_HITS if "chat" in run.get("endpoint", "") else _ODD_HITS
+    odd_hits = _ODD_CHAT_HITS if "chat" in (run.get("endpoint") or "") else _ODD_HITS
     if run["dataset"] == "random" and (run["prefix_hit_rate"] or 0) > odd_hits:
         lines.append("the prompts were in the server's cache already: use another --seed")
     if (run.get("p99_lateness_ms") or 0) > _LATE_MS:

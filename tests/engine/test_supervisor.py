@@ -112,8 +112,9 @@ async def test_everyone_is_told_of_a_fault_and_service_comes_back(
         assert await read(supervisor.submit(request("a"))) == scripted_answer(PROMPT, 6)
         before = supervisor.stats
         num_others = 0 if fault == STALL else 3  # where others get on, an engine is not stuck
-        others = [supervisor.submit(request(f"{i}", (i, 5), 200)) for i in range(num_others)]
+        # The guilty one first: others' answers would be whole before a late one did any harm.
         guilty = supervisor.submit(request("guilty", (fault,), 200))
+        others = [supervisor.submit(request(f"{i}", (i, 5), 200)) for i in range(num_others)]
         for mailbox in (*others, guilty):
             with pytest.raises(EngineDeadError):
                 await read(mailbox)

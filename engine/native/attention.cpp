@@ -8,6 +8,7 @@
 // the pages hold. No slot outside a sequence's context is ever read.
 #include "attention.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "parallel.h"
@@ -38,22 +39,40 @@ int first_visible(const AttentionCall& call, int position) {
     return call.window > 0 && position >= call.window ? position - call.window + 1 : 0;
 }
 
-void add_decode_tasks(const AttentionCall& call, int sequence, std::vector<Task>& tasks,
+// Sequences that share a chunk's pages read it one after the other, head by head: it comes from a
+// core's own cache then.
+void add_decode_tasks(const AttentionCall& call, std::vector<Task>& tasks,
                       std::vector<Split>& splits, int& partials) {
-    int context = call.batch.context_lens[sequence];
-    int start = first_visible(call, context - 1);
-    int chunks = (context - 1) / kChunk - start / kChunk + 1;
-    int partial = chunks > 1 ? partials : -1;
-    if (chunks > 1) {
-        splits.push_back({sequence, partials, chunks});
-        partials += chunks;
+    struct Chunk {
+        int64_t place;  // its number, then its first page
+        Task task;
+    };
+    thread_local std::vector<Chunk> chunks;
+    chunks.clear();
+    for (int i = 0; i < call.batch.sequences; ++i) {
+        if (call.batch.query_starts[i + 1] - call.batch.query_starts[i] != 1) continue;
+        const int64_t* table = call.batch.page_tables + i * call.batch.table_stride;
+        int context = call.batch.context_lens[i];
+        int start = first_visible(call, context - 1), last = (context - 1) / kChunk;
+        int count = last - start / kChunk + 1;
+        if (count > 1) splits.push_back({i, partials, count});
+        for (int64_t number = start / kChunk; number <= last; ++number) {
+            int first = std::max((int)number * kChunk, start);
+            int end = std::min((int)(number + 1) * kChunk, context);
+            int partial = count > 1 ? partials++ : -1;
+            chunks.push_back({number << 40 | table[first / call.pages.page_size],
+                              {Kind::kChunk, i, 0, first, end - first, partial}});
+        }
     }
-    for (int chunk = start / kChunk; chunk <= (context - 1) / kChunk; ++chunk) {
-        int first = chunk * kChunk < start ? start : chunk * kChunk;
-        int end = (chunk + 1) * kChunk < context ? (chunk + 1) * kChunk : context;
+    std::stable_sort(chunks.begin(), chunks.end(),
+                     [](const Chunk& a, const Chunk& b) { return a.place < b.place; });
+    for (size_t begin = 0, end = 0; begin < chunks.size(); begin = end) {
+        while (end < chunks.size() && chunks[end].place == chunks[begin].place) ++end;
         for (int head = 0; head < call.pages.kv_heads; ++head)
-            tasks.push_back({Kind::kChunk, sequence, head, first, end - first, partial});
-        if (partial >= 0) ++partial;
+            for (size_t i = begin; i < end; ++i) {
+                tasks.push_back(chunks[i].task);
+                tasks.back().kv_head = head;
+            }
     }
 }
 
@@ -99,9 +118,7 @@ void attend(const AttentionCall& call) {
         int rows = call.batch.query_starts[i + 1] - call.batch.query_starts[i];
         if (rows > 1) add_prefill_tasks(call, i, rows, tasks);
     }
-    for (int i = 0; i < call.batch.sequences; ++i)
-        if (call.batch.query_starts[i + 1] - call.batch.query_starts[i] == 1)
-            add_decode_tasks(call, i, tasks, splits, partials);
+    add_decode_tasks(call, tasks, splits, partials);
     int64_t floats = partials * (int64_t)call.heads * call.partial_width();
     float* results = scratch(Scratch::kPartials, floats);
     const Task* list = tasks.data();

@@ -53,7 +53,6 @@ class Contest:
         workloads: Sequence[Workload],
         limits: Limits,
         folder: Path,
-        share: float,
         seed: int,
     ) -> None:
         self.passes: list[Pass] = []
@@ -62,7 +61,6 @@ class Contest:
         self._workloads = list(workloads)
         self._limits = limits
         self._folder = folder
-        self._share = share
         self._seed = seed
         self._running: dict[str, RunningServer] = {}
         self._done: set[tuple[str, str]] = set()  # workload and server: not once more
@@ -97,13 +95,13 @@ class Contest:
         running = self._awake(contender, workload)
         path = self._folder / f"{workload.name}-{_file_name(contender)}-{number}.json"
         seed = self._seed + 1000 * number + int(workload.name[1:])
-        load = [*workload.octavo_flags(self._share), "--seed", str(seed), "--max-errors", "100%"]
+        load = [*workload.octavo_flags(), "--seed", str(seed), "--max-errors", "100%"]
         files = ["--json", str(path), "--label", contender.name]
         began = time.monotonic()
         try:
             code = self._bench(running, [*load, *files], self._limits.give_up)
         except ServerError as error:
-            most = workload.scaled(self._share) * workload.output_len / self._limits.give_up
+            most = workload.num_prompts * workload.output_len / self._limits.give_up
             raise ServerError(f"{error}, so below {most:.1f} output tokens/s") from None
         took = time.monotonic() - began
         if code != 0:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.run --peers --passes 3
     python -m benchmarks.run --octavo 'int8:--quantization int8' --octavo ':' --workloads W1,W2
+    python -m benchmarks.run --workloads W1,W3:0.34,W4                 a third of W3's prompts
     python -m benchmarks.run --share 0.1 --passes 1 --no-write        a trial
 
 All servers take turns within a pass, each pass beginning with another one, on equal prompts that
@@ -28,10 +29,10 @@ PEERS = ("vllm", "llama")
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     given = _parser().parse_args(arguments)
-    contenders, workloads = _contenders(given), _workloads(given.workloads)
+    contenders, workloads = _contenders(given), _workloads(given.workloads, given.share)
     given.results.mkdir(parents=True, exist_ok=True)
     limits = Limits(given.repeat_seconds, given.give_up_seconds, given.ready_seconds)
-    contest = Contest(contenders, workloads, limits, given.results, given.share, given.seed)
+    contest = Contest(contenders, workloads, limits, given.results, given.seed)
     # Where the files lie on this machine is of no use to who reads the page.
     shown = [Path(text).name if text.startswith("/") else text for text in arguments]
     command = shlex.join(["python", "-m", "benchmarks.run", *shown])
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return markdown(
             Table(
                 [Entrant(contender.name, contender.version) for contender in contenders],
-                {workload.name: workload.describe(given.share) for workload in workloads},
+                {workload.name: workload.describe() for workload in workloads},
                 contest.passes,
                 contest.notes,
                 command,
@@ -74,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--passes", type=int, default=3, metavar="N", help="alternations")
-    parser.add_argument("--workloads", default=",".join(WORKLOADS), metavar="W1,W2")
+    parser.add_argument("--workloads", default=",".join(WORKLOADS), metavar="W1,W2:SHARE")
     parser.add_argument("--share", type=float, default=1.0, metavar="X", help="of the prompts")
     parser.add_argument(
         "--repeat-seconds",
@@ -113,11 +114,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _workloads(names: str) -> list[Workload]:
-    unknown = [name for name in names.split(",") if name not in WORKLOADS]
-    if unknown:
-        raise SystemExit(f"--workloads: no {', '.join(unknown)} among {', '.join(WORKLOADS)}")
-    return [WORKLOADS[name] for name in names.split(",")]
+def _workloads(names: str, share: float) -> list[Workload]:
+    """Each with its own share of the prompts, or the one that goes for all."""
+    workloads: list[Workload] = []
+    for entry in names.split(","):
+        name, _, own = entry.partition(":")
+        if name not in WORKLOADS:
+            raise SystemExit(f"--workloads: no {name} among {', '.join(WORKLOADS)}")
+        try:
+            workloads.append(WORKLOADS[name].cut(float(own) if own else share))
+        except ValueError:
+            raise SystemExit(f"--workloads: {own!r} is no share of {name}") from None
+    return workloads
 
 
 def _contenders(given: argparse.Namespace) -> list[Contender]:

@@ -3,7 +3,7 @@
 Prompts are made anew for every pass: with pages of 16 tokens a repeated prompt is a prefix hit.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,12 @@ class Workload:
     def longest(self) -> int:
         return self.prefix_len + self.input_len + self.output_len
 
-    def describe(self, share: float = 1.0) -> str:
-        return f"{self.what}, {self.scaled(share)} prompts"
+    def cut(self, share: float) -> "Workload":
+        """The same with fewer prompts."""
+        return replace(self, num_prompts=self.scaled(share))
+
+    def describe(self) -> str:
+        return f"{self.what}, {self.num_prompts} prompts"
 
     def octavo_flags(self, share: float = 1.0) -> list[str]:
         """`share` of the prompts, for a trial: at least as many as run at once."""

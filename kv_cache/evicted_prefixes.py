@@ -45,15 +45,17 @@ class EvictedPrefixes:
         digests = self._digests.get(namespace)
         if digests is None:
             digests = self._digests[namespace] = OrderedDict()
-        self._digests.move_to_end(namespace)
-        if digest in digests:
+        elif len(self._digests) > 1:
+            self._digests.move_to_end(namespace)
+        number = len(digests)
+        digests[digest] = None
+        if len(digests) == number:  # known, and now the latest
             digests.move_to_end(digest)
-        else:
-            digests[digest] = None
-            self._size += 1
-        if len(digests) > self._max_per_namespace:
+            return
+        if number >= self._max_per_namespace:
             digests.popitem(last=False)
-            self._size -= 1
+        else:
+            self._size += 1
         while self._size > self._max_prefixes:
             if len(self._digests) > 1:
                 _, forgotten = self._digests.popitem(last=False)

@@ -154,7 +154,8 @@ class PrefixIndex:
         node = self._node_of_page.pop(page)
         parent = node.parent
         assert parent is not None
-        self._evicted.add(node.namespace, node.digest)
+        digest = node._digest  # mostly known: those behind this page went first, and needed it
+        self._evicted.add(node.namespace, node.digest if digest is None else digest)
         descendants = []
         if node.children:  # hardly ever: tails are evicted first
             for each in list(self._walk(node))[1:]:

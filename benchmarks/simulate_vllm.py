@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 from collections.abc import Sequence
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -107,34 +108,45 @@ def _step_time(path: Path, gpu: str, overhead: float) -> StepTimeModel:
     ]
     # Rows of the LM head and of the sampler, a fixed part each.
     fixed, per_sample = (2 * cost for cost in nonnegative_least_squares(head, 2))
-    start, per_sequence, per_context, per_pair = _attention(_table(tables[f"{gpu}/attention"]))
+    start, per_sequence, per_context, per_pair, per_mixed = _attention(
+        _table(tables[f"{gpu}/attention"])
+    )
     return StepTimeModel(
         overhead=overhead + fixed + LAYERS * start,
         matrix=tuple(sorted(dense.items())),
         per_sample=per_sample,
         per_sequence=LAYERS * per_sequence,
         per_context_token=LAYERS * per_context,
+        per_mixed_context=LAYERS * per_mixed,
         per_pair=LAYERS * per_pair,
         source=f"kernels of {gpu}",
     )
 
 
 def _attention(rows: list[dict[str, str]]) -> list[float]:
-    """Seconds in one layer: to start, per sequence, per context token, per query-key pair."""
-    samples = []
+    """Seconds in one layer: to start, per sequence, per context token, per query-key pair, and
+    what a decode's context token costs more where chunks run beside it."""
+    alone, mixed = [], []
     for row in rows:
         chunk, before, decodes, context = (
             int(row[name]) for name in ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
         )
-        # Prefill and decode apart: what they cost together is nearly the sum.
-        if max(before, context) > MAX_CONTEXT or decodes > MAX_DECODES or (chunk and decodes):
+        if max(before, context) > MAX_CONTEXT or decodes > MAX_DECODES:
             continue
         pairs = chunk * before + chunk * (chunk + 1) // 2 if chunk > 1 else 0
         read = decodes * context + (before + chunk if chunk else 0)
         seconds = float(row["time_us"]) * 1e-6
         features = [1.0, float(decodes + (chunk > 0)), float(read), float(pairs)]
-        samples.append((features, seconds, 1 / seconds))
-    return nonnegative_least_squares(samples, 4)
+        if chunk and decodes:
+            mixed.append((features, float(decodes * context), seconds))
+        else:
+            alone.append((features, seconds, 1 / seconds))
+    costs = nonnegative_least_squares(alone, 4)
+    surplus = [
+        ([read], seconds - sum(map(mul, costs, features)), 1 / seconds)
+        for features, read, seconds in mixed
+    ]
+    return [*costs, *nonnegative_least_squares(surplus, 1)]
 
 
 def _table(text: str) -> list[dict[str, str]]:

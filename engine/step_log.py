@@ -63,6 +63,7 @@ class StepLog:
                 "sequences": work.sequences,
                 "samples": work.samples,
                 "context_tokens": work.context,
+                "mixed_context_tokens": work.mixed_context,
                 "pairs": work.pairs,
             }
         )

@@ -19,7 +19,7 @@ _STRETCH = 10
 _HELD_OUT = 5  # every fifth stretch
 # A bend of the matrices' curve is taken for noise as far as so many steps could have made it.
 _STEADY = 3.0
-_NUM_OTHERS = 4  # unknowns before those of the curve
+_NUM_OTHERS = 5  # unknowns before those of the curve
 
 
 class LoggedStep(NamedTuple):
@@ -97,7 +97,7 @@ def _fit(steps: Sequence[LoggedStep], source: str) -> StepTimeModel:
     rows = [(_features(s.work, knots), s.seconds, 1 / s.seconds) for s in steps]
     rows += _straight_on(steps, knots)
     costs = nonnegative_least_squares(rows, _NUM_OTHERS + len(knots))
-    overhead, per_sequence, per_context, per_pair, *rises = costs
+    overhead, per_sequence, per_context, per_mixed_context, per_pair, *rises = costs
     curve = [(1, 0.0)]
     for knot, rise in zip(knots, rises, strict=True):
         curve.append((knot, curve[-1][1] + rise))
@@ -106,6 +106,7 @@ def _fit(steps: Sequence[LoggedStep], source: str) -> StepTimeModel:
         matrix=tuple(curve),
         per_sequence=per_sequence,
         per_context_token=per_context,
+        per_mixed_context=per_mixed_context,
         per_pair=per_pair,
         source=source,
         seen=StepWork(*(max(counts) for counts in zip(*(s.work for s in steps), strict=True))),
@@ -127,7 +128,8 @@ def _features(work: StepWork, knots: Sequence[int]) -> list[float]:
     for knot in knots:
         rises.append(min(max((work.tokens - last) / (knot - last), 0.0), 1.0))
         last = knot
-    return [1.0, float(work.sequences), float(work.context), float(work.pairs), *rises]
+    counts = (work.sequences, work.context, work.mixed_context, work.pairs)
+    return [1.0, *map(float, counts), *rises]
 
 
 def _straight_on(
@@ -155,5 +157,6 @@ def _scaled(model: StepTimeModel, factor: float) -> StepTimeModel:
         matrix=tuple((count, seconds * factor) for count, seconds in model.matrix),
         per_sequence=model.per_sequence * factor,
         per_context_token=model.per_context_token * factor,
+        per_mixed_context=model.per_mixed_context * factor,
         per_pair=model.per_pair * factor,
     )

@@ -148,7 +148,7 @@ class Recorder:
         self.steps = 0
         self.busy_seconds = 0.0
         self.most_live = 0  # requests that one replica had at once
-        self.largest = StepWork(0, 0, 0, 0, 0)  # of each count, in any step
+        self.largest = StepWork(0, 0, 0, 0, 0, 0)  # of each count, in any step
         self.first_sent = math.inf
         self.last_token = 0.0
         # Filled in when the simulation has ended.

@@ -1,7 +1,8 @@
 """How long a step takes, from what it computes: the model that stands in for the device.
 
     seconds = overhead + matrix(tokens) + per_sample * samples + per_sequence * sequences
-              + per_context_token * context + per_pair * pairs
+              + per_context_token * context + per_mixed_context * mixed_context
+              + per_pair * pairs
 
 `matrix` is a curve over the step's tokens: flat while reading the weights takes longest, rising as
 soon as the arithmetic does. A model comes from a device's figures (`devices`), or from a fit to the
@@ -16,13 +17,17 @@ from typing import Any, NamedTuple
 
 from scheduler.step import Chunk
 
+_COSTS = ("per_sample", "per_sequence", "per_context_token", "per_mixed_context", "per_pair")
+
 
 class StepWork(NamedTuple):
     """What a step computes, in counts.
 
     `samples` are the rows that go through the LM head, `context` the cached tokens that attention
     reads (those written in this step included), `pairs` the query-key pairs of chunks longer than
-    one token, whose attention is arithmetic rather than reading.
+    one token, whose attention is arithmetic rather than reading. `mixed_context` is the part of
+    `context` that single tokens read in a step that has longer chunks too: a kernel that takes both
+    at once is made for the longer ones.
     """
 
     tokens: int
@@ -30,12 +35,13 @@ class StepWork(NamedTuple):
     samples: int
     context: int
     pairs: int
+    mixed_context: int = 0
 
 
 def work_of(chunks: Sequence[Chunk]) -> StepWork:
     """Sum up a plan's chunks. Only `start`, `num_tokens` and `samples` are read, which are frozen:
     the step may have been committed."""
-    tokens = samples = context = pairs = 0
+    tokens = samples = context = pairs = read_singly = 0
     for chunk in chunks:
         start, length = chunk.start, chunk.num_tokens
         tokens += length
@@ -43,7 +49,10 @@ def work_of(chunks: Sequence[Chunk]) -> StepWork:
         samples += bool(chunk.samples)
         if length > 1:
             pairs += length * start + length * (length + 1) // 2
-    return StepWork(tokens, len(chunks), samples, context, pairs)
+        else:
+            read_singly += start + 1
+    mixed_context = read_singly if pairs else 0
+    return StepWork(tokens, len(chunks), samples, context, pairs, mixed_context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +66,13 @@ class StepTimeModel:
     per_sample: float = 0.0
     per_sequence: float = 0.0
     per_context_token: float = 0.0
+    per_mixed_context: float = 0.0
     per_pair: float = 0.0
     source: str = ""
     seen: StepWork | None = None
 
     def __post_init__(self) -> None:
-        for name in ("overhead", "per_sample", "per_sequence", "per_context_token", "per_pair"):
+        for name in ("overhead", *_COSTS):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be at least 0 and finite, got {value}")
@@ -75,10 +85,11 @@ class StepTimeModel:
     def seconds(self, work: StepWork) -> float:
         """The time of one step; linear in `context` when all else is equal."""
         base, slope = self.decode_line(work.tokens, work.sequences, work.samples)
-        return base + slope * work.context + self.per_pair * work.pairs
+        chunks = self.per_pair * work.pairs + self.per_mixed_context * work.mixed_context
+        return base + slope * work.context + chunks
 
     def decode_line(self, tokens: int, sequences: int, samples: int) -> tuple[float, float]:
-        """(base, slope): such a step takes `base + slope * context` seconds, pairs apart."""
+        """(base, slope): such a step takes `base + slope * context` seconds, chunks apart."""
         base = (
             self.overhead
             + self.matrix_seconds(tokens)
@@ -103,7 +114,7 @@ class StepTimeModel:
         return {
             name: (asked, seen)
             for name, asked, seen in zip(StepWork._fields, work, self.seen, strict=True)
-            if asked > 1.25 * seen
+            if asked > 1.25 * seen and name != "mixed_context"  # part of another count
         }
 
     def to_json(self) -> str:
@@ -115,10 +126,7 @@ def model_from_json(text: str) -> StepTimeModel:
     try:
         data: Mapping[str, Any] = json.loads(text)
         matrix = tuple((int(count), float(value)) for count, value in data["matrix"])
-        costs = {
-            name: float(data.get(name, 0.0))
-            for name in ("per_sample", "per_sequence", "per_context_token", "per_pair")
-        }
+        costs = {name: float(data.get(name, 0.0)) for name in _COSTS}
         seen = data.get("seen")
         return StepTimeModel(
             overhead=float(data["overhead"]),

@@ -85,6 +85,8 @@ def _step(data: dict[str, Any]) -> LoggedStep:
         samples=_count(data, "samples"),
         context=_count(data, "context_tokens"),
         pairs=_count(data, "pairs"),
+        # Logs of the first releases do not have it.
+        mixed_context=_count(data, "mixed_context_tokens") if "mixed_context_tokens" in data else 0,
     )
     if work.tokens < 1:
         raise ValueError("a step without tokens")
@@ -126,6 +128,8 @@ def _show(fit: Fit, server: dict[str, Any]) -> None:
         table.add_row(f"matrices, {count} tokens", f"{seconds * 1e3:.3f}")
     table.add_row("for each sequence", f"{model.per_sequence * 1e3:.4f}")
     table.add_row("for 1,000 tokens of context", f"{model.per_context_token * 1e6:.4f}")
+    if model.per_mixed_context:
+        table.add_row("more, beside a prompt", f"{model.per_mixed_context * 1e6:.4f}")
     table.add_row("for 1,000,000 query-key pairs", f"{model.per_pair * 1e9:.4f}")
     console = Console()
     console.print(table)

@@ -57,6 +57,11 @@ def test_the_log_adds_up_to_what_was_served(tmp_path: Path, tiny_model_dir: Tiny
     assert all(line["prefill_tokens"] + line["decode_tokens"] <= 16 for line in lines)
     # The last step has the last token of each answer that is still in it, and its whole context.
     assert lines[-1]["context_tokens"] == lines[-1]["sequences"] * (PROMPT + ANSWER - 1)
+    for line in lines:  # what single tokens read beside a prompt, and nothing where there is none
+        assert (line["mixed_context_tokens"] > 0) == (
+            line["prefill_tokens"] > 0 and line["decode_tokens"] > 0
+        )
+        assert line["mixed_context_tokens"] <= line["context_tokens"]
     assert lines[0]["gap_ms"] is None and all(line["gap_ms"] >= 0 for line in lines[1:])
     assert all(b["t"] >= a["t"] + a["ms"] / 1000 - 1e-3 for a, b in pairwise(lines))
 

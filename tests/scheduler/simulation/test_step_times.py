@@ -91,6 +91,7 @@ def logged(model, count, *, noise, gap=None):
             samples=running + bool(chunk),
             context=running * context + before + chunk,
             pairs=chunk * before + chunk * (chunk + 1) // 2,
+            mixed_context=running * context if chunk else 0,
         )
         steps.append(LoggedStep(work, model.seconds(work) * chance.gauss(1, noise), gap))
     return steps
@@ -103,6 +104,18 @@ def test_a_fit_predicts_steps_it_never_saw():
     assert fit.median_error < 0.08 < fit.constant_error
     for work in (decode(8, 300), decode(40, 500), StepWork(400, 5, 5, 2000, 80_000)):
         assert fit.model.seconds(work) == pytest.approx(model.seconds(work), rel=0.1)
+
+
+def test_a_fit_tells_what_decodes_cost_more_beside_a_prompt():
+    model = StepTimeModel(
+        overhead=0.005,
+        matrix=((1, 0.0), (1024, 0.05)),
+        per_context_token=1e-7,
+        per_mixed_context=2e-7,
+    )
+    fit = fit_steps(logged(model, 600, noise=0.02), "test")
+    assert fit.model.per_mixed_context == pytest.approx(2e-7, rel=0.2)
+    assert model_from_json(fit.model.to_json()) == fit.model
 
 
 def test_a_size_that_few_steps_had_does_not_follow_their_noise():

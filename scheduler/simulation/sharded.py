@@ -41,6 +41,21 @@ def simulate_sharded(config: FleetConfig, arrivals: Iterable[Arrival], shards: i
     return recorder
 
 
+def sharding_notes(config: FleetConfig, shards: int) -> list[str]:
+    """What differs from one router over the whole fleet, for whoever reads the figures."""
+    if shards == 1 or config.routing == "round-robin":  # which does the same in any number of parts
+        return []
+    dealt = (
+        "prompts that begin alike go to one shard"
+        if config.routing == "prefix-affine"
+        else "requests are dealt to the shards in turn"
+    )
+    return [
+        f"{shards} shards: {dealt}, where {config.routing} sees only the shard's replicas (about "
+        f"{config.num_replicas // shards:,}), not all {config.num_replicas:,}"
+    ]
+
+
 def _run_shard(
     config: FleetConfig, arrivals: Iterable[Arrival], shard: int, shards: int
 ) -> Recorder:

@@ -18,7 +18,7 @@ from clients.bench.table import print_run, print_sweep
 from scheduler.simulation.fleet import FleetConfig
 from scheduler.simulation.results import Slo
 from scheduler.simulation.routing import ROUTERS
-from scheduler.simulation.sharded import simulate_sharded
+from scheduler.simulation.sharded import sharding_notes, simulate_sharded
 from server.flag_values import at_least
 from server.simulate.figures import records_of, run_of
 from server.simulate.load import Load
@@ -74,9 +74,11 @@ def run_serve(given: argparse.Namespace, argv: list[str]) -> int:
     records = []
     for one in [pace] if sweep is None else sweep.paces(pace):
         load = read_load(given, one)
-        recorder = simulate_sharded(_fleet(given, setting, one, goodput), load, given.shards)
+        fleet = _fleet(given, setting, one, goodput)
+        recorder = simulate_sharded(fleet, load, given.shards)
         facts = _facts(given, setting, load, argv)
         facts["dataset_notes"] += guesses(setting.replica.step_time, recorder.largest)
+        facts["dataset_notes"] += sharding_notes(fleet, given.shards)
         runs.append(run_of(recorder, percentiles=percentiles, goodput_ms=goodput, facts=facts))
         records.append(records_of(recorder))
     if not given.quiet:
@@ -234,6 +236,7 @@ def _facts(
         "step_time_source": replica.step_time.source,
         "replicas": given.replicas,
         "routing": given.routing,
+        "shards": given.shards,
         "num_pages": replica.num_pages,
         "page_size": replica.page_size,
         "max_num_seqs": replica.scheduler.max_num_seqs,

@@ -7,7 +7,7 @@ import pytest
 from scheduler.simulation.arrivals import Arrival, Turn
 from scheduler.simulation.fleet import FleetConfig, simulate
 from scheduler.simulation.results import Slo
-from scheduler.simulation.sharded import simulate_sharded
+from scheduler.simulation.sharded import sharding_notes, simulate_sharded
 
 
 def run(config, load, **fleet):
@@ -134,6 +134,9 @@ def test_shards_of_other_fleets_take_every_request_once(make_config, make_load):
         config = FleetConfig(replica=make_config(), num_replicas=3, routing=routing)
         seen = simulate_sharded(config, load, 3)
         assert sorted(each.request for each in seen.kept) == list(range(60))
+        [note] = sharding_notes(config, 3)
+        assert f"where {routing} sees only" in note
+        assert not sharding_notes(config, 1)
 
 
 def test_what_cannot_be_split_is_not(make_config):

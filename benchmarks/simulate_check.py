@@ -3,15 +3,18 @@
     python -m benchmarks.simulate_check --rounds 3
     python -m benchmarks.simulate_check --rounds 1 --share 0.25        a trial
 
-One server runs with a step log. Before and after every workload a calibration load of other sizes
-is put on it; a model fitted to the steps of these two calibrations, which never saw the workload,
-predicts it. The core's speed drifts: what lies on both sides of a measurement is the fairest guess
-at the speed in between. The table has the ratio of predicted to measured.
+One server runs with a step log. Calibration loads of other sizes and passes of the workload take
+turns on it, calibrations first and last. A model fitted to the steps of all the calibrations around
+a workload, which never saw it, predicts each of its passes. The core's speed drifts: what lies on
+both sides of a measurement is the fairest guess at the speed in between, and with more and shorter
+passes (`--rounds 3 --share 0.3`) less is left of the drift. The table has the ratio of predicted to
+measured: of the tokens of all passes over their time, and of the median of their medians.
 
-Two more columns say where a deviation comes from. `its steps`: the model beside the steps that the
-workload really took, so what is off there is their time, not the simulation of what runs when.
-`speed kept`: time that the calibrations before and after took, each beside the model of both: where
-these differ, the machine itself did, and nothing can be said of the prediction.
+More columns say where a deviation comes from. `steps`: how many the simulation took, and the server
+really. `its steps`: the model beside the steps that the workload really took, so what is off there
+is their time, not the simulation of what runs when. `speed kept`: the model beside the first
+calibration and beside the last: where these differ by more than the aim, the machine itself did,
+and nothing can be said of the prediction.
 """
 
 import argparse
@@ -36,9 +39,9 @@ from server.simulate.fit import fit_as_json, read_step_log
 # (concurrency, prompts, flags): sizes around those of the workloads, none of them equal.
 CALIBRATION = (
     (1, 3, ("--input-len", "16-384", "--output-len", "8-32")),
-    (5, 12, ("--input-len", "16-384", "--output-len", "8-48")),
-    (20, 30, ("--input-len", "16-192", "--output-len", "8-48")),
-    (64, 72, ("--input-len", "16-112", "--output-len", "8-48")),
+    (5, 10, ("--input-len", "16-384", "--output-len", "16-48")),
+    (20, 30, ("--input-len", "16-112", "--output-len", "24-64")),
+    (64, 72, ("--input-len", "16-80", "--output-len", "16-48")),
     (
         12,
         18,
@@ -51,20 +54,40 @@ CALIBRATION = (
 FIGURES = (("output_throughput", "output tokens/s"), ("median_ttft_ms", "TTFT median, ms"))
 
 
+# A result of `octavo bench` and the steps that the server took for it.
+Measured = tuple[dict[str, Any], list[LoggedStep]]
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A workload as measured and as predicted: results of `octavo bench` and `simulate serve`."""
+    """A workload's passes as measured and as predicted: results of `octavo bench` and `simulate
+    serve`. The errors are the model's: on the workload's steps, the first and last calibration."""
 
     workload: str
-    measured: dict[str, Any]
-    predicted: dict[str, Any]
+    measured: list[dict[str, Any]]
+    predicted: list[dict[str, Any]]
+    num_steps: int
     fit: Fit
-    own_error: float  # of the model, on the workload's steps
-    before: float  # of the model, on each of the calibrations it is fitted to
+    own_error: float
+    before: float
     after: float
 
-    def ratio(self, figure: str) -> float:
-        return float(self.predicted[figure] / self.measured[figure])
+    @property
+    def num_predicted_steps(self) -> int:
+        return sum(result["server_metrics"]["steps"] for result in self.predicted)
+
+    def figures(self, name: str) -> tuple[float, float]:
+        """As measured and as predicted."""
+        return _pooled(self.measured, name), _pooled(self.predicted, name)
+
+
+def _pooled(results: list[dict[str, Any]], name: str) -> float:
+    if name != "output_throughput":
+        return median([result[name] for result in results])
+    tokens, seconds = (
+        sum(result[key] for result in results) for key in ("total_output_tokens", "duration")
+    )
+    return float(tokens / seconds)
 
 
 class Bench:
@@ -86,8 +109,8 @@ class Bench:
             self._load(load, self._folder / "calibration.json")
         return self._steps_since(before)
 
-    def measure(self, workload: Workload) -> tuple[dict[str, Any], list[LoggedStep]]:
-        """What `octavo bench` found, whose seed makes the same load again, and the steps taken."""
+    def measure(self, workload: Workload) -> Measured:
+        """One pass. Its seed makes the same load again."""
         before = self._num_steps()
         path = self._folder / f"measured-{workload.name}.json"
         self._load(tuple(workload.octavo_flags(self._share)), path)
@@ -95,22 +118,25 @@ class Bench:
         return result, self._steps_since(before)
 
     def predict(
-        self,
-        workload: Workload,
-        measured: tuple[dict[str, Any], list[LoggedStep]],
-        calibrations: tuple[list[LoggedStep], list[LoggedStep]],
+        self, workload: Workload, passes: list[Measured], calibrations: list[list[LoggedStep]]
     ) -> Check:
         server, _ = read_step_log(self._log)
-        (result, own), (before, after) = measured, calibrations
-        steps = before + after
-        fit = fit_steps(steps, f"fit to {len(steps)} steps of two calibrations")
+        steps = [step for calibration in calibrations for step in calibration]
+        fit = fit_steps(steps, f"fit to {len(steps)} steps of {len(calibrations)} calibrations")
         step_time = self._folder / f"fit-{workload.name}.json"
         write_text(step_time, fit_as_json(fit, server))
+        results = [result for result, _ in passes]
+        own = [step for _, taken in passes for step in taken]
+        errors = [total_error(fit.model, part) for part in (own, calibrations[0], calibrations[-1])]
+        predicted = [self._simulate(workload, step_time, result["seed"]) for result in results]
+        return Check(workload.name, results, predicted, len(own), fit, *errors)
+
+    def _simulate(self, workload: Workload, step_time: Path, seed: int) -> dict[str, Any]:
         path = self._folder / f"predicted-{workload.name}.json"
-        load = [*workload.octavo_flags(self._share), "--seed", str(result["seed"])]
+        load = [*workload.octavo_flags(self._share), "--seed", str(seed)]
         simulate(["serve", "--step-time", str(step_time), *load, "--json", str(path), "--quiet"])
-        errors = [total_error(fit.model, part) for part in (own, before, after)]
-        return Check(workload.name, result, json.loads(path.read_text()), fit, *errors)
+        result: dict[str, Any] = json.loads(path.read_text())
+        return result
 
     def _num_steps(self) -> int:
         return len(read_step_log(self._log)[1])
@@ -141,13 +167,14 @@ def main() -> int:
         server.wait_ready(given.ready_seconds)
         bench = Bench(server, log, given.results, given.share)
         steps = bench.calibrate()
-        for _ in range(given.rounds):
-            for workload in workloads:
-                measured = bench.measure(workload)
-                later = bench.calibrate()
-                checks.append(bench.predict(workload, measured, (steps, later)))
-                steps = later
-                _show(checks)
+        for workload in workloads:
+            passes, calibrations = [], [steps]
+            for _ in range(given.rounds):
+                passes.append(bench.measure(workload))
+                calibrations.append(bench.calibrate())
+            checks.append(bench.predict(workload, passes, calibrations))
+            steps = calibrations[-1]
+            _show(checks)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
     finally:
@@ -156,26 +183,23 @@ def main() -> int:
 
 
 def _show(checks: list[Check]) -> None:
-    """One line a check, and the medians over rounds."""
     table = Table(title="predicted / measured", title_justify="left")
     table.add_column("")
     for _, title in FIGURES:
         for column in (title, "predicted", "ratio"):
             table.add_column(column, justify="right")
-    for title in ("held out", "its steps", "speed kept"):
+    for title in ("steps", "held out", "its steps", "speed kept"):
         table.add_column(title, justify="right")
     for check in checks:
         cells = []
-        for key, _ in FIGURES:
-            cells += [f"{check.measured[key]:,.1f}", f"{check.predicted[key]:,.1f}"]
-            cells.append(f"{check.ratio(key):.3f}")
+        for name, _ in FIGURES:
+            measured, predicted = check.figures(name)
+            cells += [f"{measured:,.1f}", f"{predicted:,.1f}", f"{predicted / measured:.3f}"]
+        steps = f"{check.num_predicted_steps} / {check.num_steps}"
         errors = (f"{check.fit.total_error:+.1%}", f"{check.own_error:+.1%}")
-        table.add_row(check.workload, *cells, *errors, f"{check.before:+.1%}, {check.after:+.1%}")
-    for name in sorted({check.workload for check in checks}):
-        ours = [check for check in checks if check.workload == name]
-        medians = [f"{median([check.ratio(key) for check in ours]):.3f}" for key, _ in FIGURES]
-        table.add_row(f"{name} median", "", "", medians[0], "", "", medians[1])
-    Console(width=130).print(table)
+        kept = f"{check.before:+.1%}, {check.after:+.1%}"
+        table.add_row(check.workload, *cells, steps, *errors, kept)
+    Console(width=150).print(table)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -184,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=3, metavar="N")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="passes of each")
     parser.add_argument("--workloads", default="W2,W3,W4", metavar="W2,W3")
     parser.add_argument("--share", type=float, default=1.0, metavar="X", help="of the prompts")
     parser.add_argument("--model", default="smollm2-135m")

@@ -9,6 +9,7 @@ out: the error is that of a model that never saw it.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import NamedTuple
 
 from scheduler.simulation.least_squares import nonnegative_least_squares
@@ -19,6 +20,8 @@ _STRETCH = 10
 _HELD_OUT = 5  # every fifth stretch
 # A bend of the matrices' curve is taken for noise as far as so many steps could have made it.
 _STEADY = 3.0
+_ROUNDS = 4  # of weighing anew
+_LEAST_SECONDS = 1e-9
 _NUM_OTHERS = 5  # unknowns before those of the curve
 
 
@@ -86,17 +89,28 @@ def _with_gaps(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
     usual = gaps[len(gaps) // 2] if gaps else 0.0
     after = [step.gap for step in steps[1:]] + [None]
     return [
-        step._replace(seconds=max(step.seconds + (usual if gap is None else gap), 1e-9))
+        step._replace(seconds=max(step.seconds + (usual if gap is None else gap), _LEAST_SECONDS))
         for step, gap in zip(steps, after, strict=True)
     ]
 
 
 def _fit(steps: Sequence[LoggedStep], source: str) -> StepTimeModel:
+    """Least squares weighted by one over the time that a step should take: a long step's error is
+    larger in seconds. So weighted, the errors of all steps add up to nothing. Weights of the time
+    that a step did take would mistrust just those that were held up, and make all others short.
+    """
     knots = _knots([step.work.tokens for step in steps])
-    # A long step's error is larger in seconds: weigh so that neither kind is fitted alone.
-    rows = [(_features(s.work, knots), s.seconds, 1 / s.seconds) for s in steps]
-    rows += _straight_on(steps, knots)
-    costs = nonnegative_least_squares(rows, _NUM_OTHERS + len(knots))
+    features = [_features(step.work, knots) for step in steps]
+    straight = _straight_on(steps, knots)
+    expected = [step.seconds for step in steps]
+    costs: list[float] = []
+    for _ in range(_ROUNDS):
+        rows = [
+            (row, step.seconds, 1 / max(time, _LEAST_SECONDS))
+            for row, step, time in zip(features, steps, expected, strict=True)
+        ]
+        costs = nonnegative_least_squares([*rows, *straight], _NUM_OTHERS + len(knots))
+        expected = [sum(map(mul, row, costs)) for row in features]
     overhead, per_sequence, per_context, per_mixed_context, per_pair, *rises = costs
     curve = [(1, 0.0)]
     for knot, rise in zip(knots, rises, strict=True):
@@ -150,7 +164,8 @@ def _straight_on(
 
 
 def _scaled(model: StepTimeModel, factor: float) -> StepTimeModel:
-    """All costs times a factor: the weights above favour short steps, the sum must come out."""
+    """All costs times a factor near 1: the straight curve's rows have a say, the sum must come
+    out."""
     return replace(
         model,
         overhead=model.overhead * factor,

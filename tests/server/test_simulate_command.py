@@ -222,10 +222,14 @@ def test_hits_of_a_trace_that_shares_blocks(tmp_path, capsys):
     ]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = ("--dataset", "mooncake", "--dataset-path", str(trace), "--tokens", "1k,inf")
-    assert main(["hits", *flags]) == 0
+    path = tmp_path / "hits.json"
+    assert main(["hits", *flags, "--json", str(path)]) == 0
     out = " ".join(capsys.readouterr().out.split())
     # Three of four find two blocks of 512; 1,000 tokens hold no prompt at all.
     assert f"{3 * 1024 / 4400:.2%}" in out and "│ 4 │" in out
+    small, endless = json.loads(path.read_text())["sizes"]
+    assert (small["tokens"], small["too_long"], small["found"]) == (1000, 4, 0)
+    assert (endless["tokens"], endless["ratio"]) == (None, 3 * 1024 / 4400)
 
 
 class TestFit:

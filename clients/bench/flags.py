@@ -150,7 +150,8 @@ def add_dataset_flags(group: argparse._ArgumentGroup) -> None:
         "--num-prompts",
         type=int,
         metavar="N",
-        help="default: 100, or as many as fit --duration; of conversations: how many",
+        help="default: 100, or as many as fit --duration, or all of a file; of conversations: how "
+        "many",
     )
     lengths = "128, 64-256, normal:MEAN:SD, lognormal:MEDIAN:SIGMA, exponential:MEAN (:LOW-HIGH)"
     group.add_argument(
@@ -249,7 +250,7 @@ def data_options(given: argparse.Namespace) -> DatasetOptions:
         think_time=Lengths.parse(given.think_time, least=0),
         system_len=given.system_len,
         speedup=given.speedup,
-        limit=given.limit,
+        limit=_limit(given),
         length_scale=_fraction(given.length_scale),
         max_input_len=given.max_input_len,
         spread_ticks=not given.no_spread_ticks,
@@ -262,6 +263,12 @@ def _num_prompts(given: argparse.Namespace) -> int:
         return int(given.num_prompts)
     by_time = given.duration is not None and given.ramp_up_strategy is None
     return _ENOUGH if by_time else DEFAULT_PROMPTS
+
+
+def _limit(given: argparse.Namespace) -> int | None:
+    """Of a file's lines: who asks for ten prompts wants no more of a file either."""
+    asked = [number for number in (given.limit, given.num_prompts) if number is not None]
+    return min(asked, default=None)
 
 
 def ramp_of(given: argparse.Namespace) -> Ramp | None:

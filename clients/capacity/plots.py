@@ -83,7 +83,7 @@ def plot_plan(path: Path, data: dict[str, Any]) -> None:
     right.legend()
     for panel in (left, right):
         panel.set_xlim(min(numbers) - 0.5, max(numbers) + 0.5)
-        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         panel.grid(alpha=0.3)
     _save(pyplot, figure, path)
 

@@ -227,6 +227,9 @@ def test_hits_of_a_trace_that_shares_blocks(tmp_path, capsys):
     out = " ".join(capsys.readouterr().out.split())
     # Three of four find two blocks of 512; 1,000 tokens hold no prompt at all.
     assert f"{3 * 1024 / 4400:.2%}" in out and "│ 4 │" in out
+    main(["hits", *flags[:-1], "inf", "-n", "1", "--json", str(tmp_path / "one.json")])
+    [one] = json.loads((tmp_path / "one.json").read_text())["sizes"]
+    assert one["prompt_tokens"] == 1100
     small, endless = json.loads(path.read_text())["sizes"]
     assert (small["tokens"], small["too_long"], small["found"]) == (1000, 4, 0)
     assert (endless["tokens"], endless["ratio"]) == (None, 3 * 1024 / 4400)

@@ -20,8 +20,8 @@ _STRETCH = 10
 _HELD_OUT = 5  # every fifth stretch
 # A bend of the matrices' curve is taken for noise as far as so many steps could have made it.
 _STEADY = 3.0
-_ROUNDS = 4  # of weighing anew
-_LEAST_SECONDS = 1e-9
+_ROUNDS = 3  # of weighing anew
+_LONGEST_HELD_UP = 10  # a step that took so many times what it should weighs no more for it
 _NUM_OTHERS = 5  # unknowns before those of the curve
 
 
@@ -89,7 +89,7 @@ def _with_gaps(steps: Sequence[LoggedStep]) -> list[LoggedStep]:
     usual = gaps[len(gaps) // 2] if gaps else 0.0
     after = [step.gap for step in steps[1:]] + [None]
     return [
-        step._replace(seconds=max(step.seconds + (usual if gap is None else gap), _LEAST_SECONDS))
+        step._replace(seconds=max(step.seconds + (usual if gap is None else gap), 1e-9))
         for step, gap in zip(steps, after, strict=True)
     ]
 
@@ -106,7 +106,7 @@ def _fit(steps: Sequence[LoggedStep], source: str) -> StepTimeModel:
     costs: list[float] = []
     for _ in range(_ROUNDS):
         rows = [
-            (row, step.seconds, 1 / max(time, _LEAST_SECONDS))
+            (row, step.seconds, 1 / max(time, step.seconds / _LONGEST_HELD_UP))
             for row, step, time in zip(features, steps, expected, strict=True)
         ]
         costs = nonnegative_least_squares([*rows, *straight], _NUM_OTHERS + len(knots))

@@ -70,7 +70,7 @@ class EngineSupervisor:
         self._watched: Callable[[EngineClient], None] = EngineClient.unwatch
         self._life = spawn(None)
         self._info: EngineInfo | None = None  # of the first life; the others follow it
-        self._past = SchedulerStats()  # what earlier lives have counted
+        self._past: SchedulerStats | None = None  # what earlier lives have counted, if any
         self._last_step: float | None = None  # when one of them told of its last step
         self._recent: deque[float] = deque()  # when restarts of the window began
         self._num_restarts = 0
@@ -120,7 +120,8 @@ class EngineSupervisor:
     @property
     def stats(self) -> SchedulerStats:
         """The gauges of now; the counters of all lives."""
-        return self._life.stats.after(self._past)
+        stats = self._life.stats
+        return stats if self._past is None else stats.after(self._past)
 
     @property
     def vitals(self) -> EngineVitals:

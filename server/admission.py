@@ -30,6 +30,7 @@ from server.errors import (
 from server.queue_ledger import QueueLedger, Size, waiting_when_idle
 from server.service_rate import ServiceRate
 from server.settings import ServerSettings
+from server.turnstile import Turnstile
 
 # How long calls that were cut off may take to say so to their clients.
 CUTOFF_SECONDS = 2.0
@@ -74,6 +75,7 @@ class Admission:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.turnstile = Turnstile()
         self._engine = engine
         self._max_requests = settings.max_num_queued_reqs
         self._max_tokens = settings.max_num_queued_tokens
@@ -94,6 +96,12 @@ class Admission:
     def num_open(self) -> int:
         """Generating calls under way."""
         return self._num_open
+
+    @property
+    def num_waiting(self) -> int:
+        """What waits: sequences in the engine's queue, and calls at the turnstile, of which nobody
+        knows yet how many sequences they ask for."""
+        return self._engine.stats.num_waiting + self.turnstile.num_waiting
 
     @property
     def draining(self) -> bool:
@@ -125,13 +133,14 @@ class Admission:
         raise EngineUnavailableError("the engine has stopped")
 
     @contextmanager
-    def enter(self) -> Iterator[Place]:
-        """A place for one generating call, once `require_ready` has let it in. Raises
-        `ServerOverloadedError` where not even one more choice could wait."""
+    def enter(self, arrived: float) -> Iterator[Place]:
+        """A place for one generating call that came at `arrived`, by `time.monotonic`, once
+        `require_ready` has let it in. Raises `ServerOverloadedError` where not even one more choice
+        could wait."""
         self._num_seats = self._engine.info.max_num_seqs
         self.reserve(1)
         self.unreserve(1)
-        place = Place(self, self._clock())
+        place = Place(self, arrived)
         self._num_open += 1
         self._empty.clear()
         try:
@@ -227,6 +236,8 @@ class Admission:
         then cut off what is left and return how many calls that were.
         """
         self._draining = True
+        # Those that wait for their turn are refused in a moment; then nobody else is inside.
+        await self.turnstile.turn()
         emptied = asyncio.ensure_future(self._empty.wait())
         either: list[asyncio.Future[Any]] = [emptied, self.cutoff]
         await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

@@ -28,6 +28,7 @@ from server.routes import cache, chat, completions, health, metrics, models, tok
 from server.routes.ui import UiRoutes
 from server.settings import ServerSettings
 from server.streaming import ClientGoneError
+from server.turnstile import TurnstileMiddleware
 from server.version import version
 
 ROUTERS = tuple(module.router for module in (completions, chat, models, tokens, health, cache))
@@ -47,7 +48,13 @@ def create_app(
     `tokenizer_provider` gives the tokenizer once it is loaded, None before. `tracing` is a layer
     that sees every request and its record; see `server.tracing`.
     """
-    app = FastAPI(title="Octavo", version=version(), redirect_slashes=False)
+    app = FastAPI(
+        title="Octavo",
+        version=version(),
+        redirect_slashes=False,
+        # `server.tracing` knows more, and asking whether somebody else wants any takes time.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
+    )
     context = app.state.context = AppContext(engine, tokenizer_provider, settings)
     for router in ROUTERS:
         app.include_router(router)
@@ -77,6 +84,7 @@ def create_app(
     if tracing is not None:
         app.add_middleware(tracing.cls, *tracing.args, **tracing.kwargs)
     app.add_middleware(RequestIdMiddleware, on_end=context.metrics.count_request)
+    app.add_middleware(TurnstileMiddleware, turnstile=context.admission.turnstile)
     for kind in (ApiError, ParameterError, TemplateError, TokenizerError, EngineDeadError):
         app.add_exception_handler(kind, _tell)
     app.add_exception_handler(HTTPException, _tell_http)

@@ -42,17 +42,20 @@ REJECTIONS = (
 
 
 class ServerMetrics:
-    """An `EngineObserver`, and the page. `model_name` gives the label once the name is known.
+    """An `EngineObserver`, and the page. `model_name` gives the label once the name is known,
+    `num_waiting` how many wait, here or in the engine.
 
     Belongs to the event loop. What it keeps of a request goes when the request does.
     """
 
-    def __init__(self, engine: AsyncEngine, model_name: Callable[[], str]) -> None:
+    def __init__(
+        self, engine: AsyncEngine, model_name: Callable[[], str], num_waiting: Callable[[], int]
+    ) -> None:
         self._engine = engine
         self._model_name = model_name
         self._registry = CollectorRegistry(auto_describe=False)
         self._rejected = dict.fromkeys(REJECTIONS, 0)
-        self._registry.register(_Totals(engine, self._rejected, model_name))
+        self._registry.register(_Totals(engine, self._rejected, model_name, num_waiting))
         self._open: dict[str, _OpenRequest] = {}
         self._num_tokens = 0  # computed by the engine up to the last step
 
@@ -184,18 +187,27 @@ class _Totals(Collector):
     """Gauges and counters as they are at the moment of asking."""
 
     def __init__(
-        self, engine: AsyncEngine, rejected: Mapping[str, int], model_name: Callable[[], str]
+        self,
+        engine: AsyncEngine,
+        rejected: Mapping[str, int],
+        model_name: Callable[[], str],
+        num_waiting: Callable[[], int],
     ) -> None:
         self._engine = engine
         self._rejected = rejected
         self._model_name = model_name
+        self._num_waiting = num_waiting
 
     def collect(self) -> Iterator[Metric]:
         stats, vitals = self._engine.stats, self._engine.vitals
         num_pages = stats.pages_in_use + stats.pages_cached + stats.pages_free
         usage = stats.pages_in_use / num_pages if num_pages else 0.0
         yield self._gauge("num_requests_running", "Sequences that run.", stats.num_running)
-        yield self._gauge("num_requests_waiting", "Sequences that wait.", stats.num_waiting)
+        yield self._gauge(
+            "num_requests_waiting",
+            "Sequences that wait, and calls that have not been looked at.",
+            self._num_waiting(),
+        )
         ready = self._engine.state.phase == "ready"
         yield self._gauge("engine_ready", "1 while the engine takes requests.", ready)
         yield self._gauge("kv_cache_usage_perc", "Pages in use; 1 is all of them.", usage)

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from engine.logs import fields
 from server.errors import to_api_error
 from server.generation import Generation, longest
+from server.turnstile import ARRIVED
 
 logger = logging.getLogger("octavo.requests")
 
@@ -94,10 +95,10 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.monotonic()
+        started = scope["state"][ARRIVED]
         request_id = _printable(Headers(scope=scope).get("x-request-id", ""), MAX_REQUEST_ID_CHARS)
         record = RequestRecord(request_id or uuid.uuid4().hex, scope["method"], _path(scope))
-        scope.setdefault("state", {})["record"] = record
+        scope["state"]["record"] = record
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -50,7 +50,9 @@ class QueueLedger:
         tokens = min(stats.waiting_tokens, self._heard_sum.tokens)
         seats_taken = min(stats.seats_taken, self._heard_sum.choices)
         free = 0 if choices else max(num_seats - seats_taken, 0)
-        seated = _seated(self._sent.values(), free)
+        # Mostly there is room for all of them, and none need be looked at.
+        has_room = self._sent_sum.choices <= free
+        seated = self._sent_sum if has_room else _seated(self._sent.values(), free)
         unseated = self._sent_sum.choices - seated.choices
         free = 0 if unseated else free - seated.choices
         return Size(
@@ -81,12 +83,13 @@ def waiting_when_idle(sizes: Iterable[Size], num_seats: int) -> Size:
 
 def _seated(sizes: Iterable[Size], num_seats: int) -> Size:
     """The first ones, as far as the seats go."""
-    seated = Size(0, 0)
+    choices = tokens = 0
     for size in sizes:
-        if seated.choices + size.choices > num_seats:
+        if choices + size.choices > num_seats:
             break
-        seated = _add(seated, size)
-    return seated
+        choices += size.choices
+        tokens += size.tokens
+    return Size(choices, tokens)
 
 
 def _add(total: Size, size: Size, sign: int = 1) -> Size:

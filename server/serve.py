@@ -168,8 +168,10 @@ async def _serve_at(
     address = _address(settings, listener)
     logger.info("octavo %s answers at %s; not ready until the model is loaded", version(), address)
     on_listening(address)
-    figures = asyncio.ensure_future(log_status(engine, settings.log_stats_interval))
     admission, loop = app.state.context.admission, asyncio.get_running_loop()
+    figures = asyncio.ensure_future(
+        log_status(engine, lambda: admission.num_waiting, settings.log_stats_interval)
+    )
     loop.add_signal_handler(signal.SIGUSR1, lambda: log_holdings(engine, admission.num_open))
     try:
         await _first(_start(engine, app, loaded, address), stop.asked.wait())

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +20,24 @@ logger = logging.getLogger("octavo.status")
 _POOL = "asyncio_"
 
 
-async def log_status(engine: AsyncEngine, interval: float) -> None:
+async def log_status(engine: AsyncEngine, num_waiting: Callable[[], int], interval: float) -> None:
     """Log a line every `interval` seconds in which something was done; 0 never does. Runs until it
-    is cancelled."""
+    is cancelled. `num_waiting` tells how many wait, here or in the engine."""
     if interval == 0:
         return
     before, then = engine.stats, time.monotonic()
     while True:
         await asyncio.sleep(interval)
         stats, now = engine.stats, time.monotonic()
-        if stats.num_steps != before.num_steps or stats.num_running or stats.num_waiting:
-            logger.info("status", extra=status_fields(before, stats, now - then))
+        waiting = num_waiting()
+        if stats.num_steps != before.num_steps or stats.num_running or waiting:
+            logger.info("status", extra=status_fields(before, stats, waiting, now - then))
         before, then = stats, now
 
 
-def status_fields(before: SchedulerStats, stats: SchedulerStats, seconds: float) -> dict[str, Any]:
+def status_fields(
+    before: SchedulerStats, stats: SchedulerStats, num_waiting: int, seconds: float
+) -> dict[str, Any]:
     """`extra` of the line: gauges at its end, rates and the hit rate over its `seconds`."""
     num_pages = stats.pages_in_use + stats.pages_cached + stats.pages_free
     looked_up = stats.prefix_queries - before.prefix_queries
@@ -41,7 +45,7 @@ def status_fields(before: SchedulerStats, stats: SchedulerStats, seconds: float)
     prompt_tokens = stats.prompt_tokens_computed - before.prompt_tokens_computed
     return fields(
         running=stats.num_running,
-        waiting=stats.num_waiting,
+        waiting=num_waiting,
         kv_usage_percent=100 * stats.pages_in_use / num_pages if num_pages else None,
         hit_rate_percent=100 * hits / looked_up if looked_up else None,
         prompt_tokens_per_second=prompt_tokens / seconds,

@@ -18,6 +18,7 @@ from server.errors import (
 )
 from server.protocol.body import RequestModel, abbreviate, parse
 from server.settings import ServerSettings
+from server.turnstile import Turnstile
 
 # How long a body may take, beside the time that its bytes take at the slowest pace that is borne.
 BODY_SECONDS = 30.0
@@ -33,8 +34,9 @@ Model = TypeVar("Model", bound=RequestModel)
 class BodyReader:
     """Counts what it holds."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, turnstile: Turnstile) -> None:
         self._settings = settings
+        self._turnstile = turnstile
         self._num_held = 0  # bytes
 
     async def read(self, request: Request, model: type[Model]) -> Model:
@@ -53,7 +55,7 @@ class BodyReader:
             )
         received = bytearray()
         try:
-            await self._receive(request, received)
+            await self._turnstile.turn_after(self._receive(request, received))
             if len(received) < THREAD_BYTES:
                 return parse(bytes(received), model, self._settings)
             return await asyncio.to_thread(parse, bytes(received), model, self._settings)

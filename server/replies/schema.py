@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kv_cache import MissReason
 
 FinishReason = Literal["stop", "length"]
+_WAITING = "Sequences in the queue, and calls that have come and not been looked at yet."
 
 
 class Shape(BaseModel):
@@ -178,7 +179,7 @@ class Readiness(Shape):
         ge=0, description="Since the engine last told of a step; null before the first."
     )
     num_requests_running: int = Field(ge=0)
-    num_requests_waiting: int = Field(ge=0)
+    num_requests_waiting: int = Field(ge=0, description=_WAITING)
     num_engine_restarts: int = Field(ge=0, description="Since the server started.")
     num_engine_stalls: int = Field(ge=0, description="How often it had work and got nowhere.")
 
@@ -201,9 +202,9 @@ class Version(Shape):
 
 
 class Load(Shape):
-    server_load: int = Field(ge=0, description="Generating calls under way.")
+    server_load: int = Field(ge=0, description="Calls under way that bring work.")
     num_requests_running: int = Field(ge=0)
-    num_requests_waiting: int = Field(ge=0)
+    num_requests_waiting: int = Field(ge=0, description=_WAITING)
 
 
 class ServerInfo(Shape):

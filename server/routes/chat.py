@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from fastapi import APIRouter, Request, Response
 
 from scheduler import ParameterError
-from server.context import Context
+from server.context import context_of
 from server.openapi import BODY_ERRORS, TIME_LIMIT, USUAL_ERRORS, answers, json_body
 from server.protocol.chat import ChatCompletionRequest
 from server.replies.chat import ChatReply
@@ -20,10 +20,11 @@ router = APIRouter()
     openapi_extra=json_body(ChatCompletionRequest) | TIME_LIMIT,
     responses=answers(ChatCompletion, *USUAL_ERRORS, *BODY_ERRORS, streams=True),
 )
-async def create_chat_completion(http: Request, context: Context) -> Response:
+async def create_chat_completion(http: Request) -> Response:
     """Answer a conversation."""
+    context = context_of(http)
     with ExitStack() as resources:
-        place = resources.enter_context(context.enter())
+        place = resources.enter_context(context.enter(http))
         request = await context.bodies.read(http, ChatCompletionRequest)
         head = new_head("chatcmpl", context.resolve_model(request.model))
         reader = await context.prompt_reader()

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 
 from fastapi import APIRouter, Request, Response
 
-from server.context import Context
+from server.context import context_of
 from server.openapi import BODY_ERRORS, TIME_LIMIT, USUAL_ERRORS, answers, json_body
 from server.protocol.completions import CompletionRequest
 from server.replies.completions import CompletionReply
@@ -19,10 +19,11 @@ router = APIRouter()
     openapi_extra=json_body(CompletionRequest) | TIME_LIMIT,
     responses=answers(Completion, *USUAL_ERRORS, *BODY_ERRORS, streams=True),
 )
-async def create_completion(http: Request, context: Context) -> Response:
+async def create_completion(http: Request) -> Response:
     """Continue one or many prompts, as text or as token ids."""
+    context = context_of(http)
     with ExitStack() as resources:
-        place = resources.enter_context(context.enter())
+        place = resources.enter_context(context.enter(http))
         request = await context.bodies.read(http, CompletionRequest)
         head = new_head("cmpl", context.resolve_model(request.model))
         params = request.to_sampling_params(await context.sampling_defaults())

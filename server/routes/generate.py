@@ -68,7 +68,6 @@ async def submit(
     key = getattr(http.state, "tenant", "")
     namespace = request.namespace(key)
     tenant = tenant_of(key, request.user, settings.shared_by)
-    arrival_time = time.monotonic()
 
     def build_all() -> list[Request]:
         return [
@@ -78,7 +77,7 @@ async def submit(
                 params,
                 info=info,
                 eos_token_ids=eos_token_ids,
-                arrival_time=arrival_time,
+                arrival_time=place.arrived,
                 namespace=namespace,
                 # Who looks on is told of everybody's.
                 cache_report=request.cache_report or context.page_map.watched,
@@ -87,7 +86,7 @@ async def submit(
                 tenant=tenant,
                 deadline=deadline,
                 # Once its first prompt is being served, a call no longer waits.
-                queue_deadline=math.inf if index else queue_deadline_of(arrival_time, settings),
+                queue_deadline=math.inf if index else queue_deadline_of(place.arrived, settings),
             )
             for index, prompt in enumerate(prompts)
         ]

@@ -38,7 +38,7 @@ async def ready(context: Context) -> Response:
         "status": "ready",
         "seconds_since_step": None if age is None else round(age, 3),
         "num_requests_running": stats.num_running,
-        "num_requests_waiting": stats.num_waiting,
+        "num_requests_waiting": context.admission.num_waiting,
         "num_engine_restarts": vitals.num_restarts,
         "num_engine_stalls": vitals.num_stalls,
     }
@@ -72,12 +72,13 @@ async def server_info(context: Context) -> Response:
 
 @router.get("/load", responses=answers(schema.Load, 401))
 async def load(context: Context) -> Response:
-    """`server_load` counts the calls under way; the rest are the engine's newest gauges."""
-    stats = context.engine.stats
+    """`server_load` counts the calls under way, from the moment that they come; the rest are the
+    engine's newest gauges. Calls that have not been looked at count as waiting."""
+    stats, admission = context.engine.stats, context.admission
     return JsonReply(
         {
-            "server_load": context.admission.num_open,
+            "server_load": admission.num_open + admission.turnstile.num_waiting,
             "num_requests_running": stats.num_running,
-            "num_requests_waiting": stats.num_waiting,
+            "num_requests_waiting": admission.num_waiting,
         }
     )

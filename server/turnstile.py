@@ -1,0 +1,84 @@
+"""Lets calls in one at a time, so that many that come at once do not hold the event loop.
+
+To read, check, tokenize and submit a call is a piece of work without a pause; a thousand of them in
+a row would be a thousand pieces before anything else has its turn: health, the tokens of open
+streams, a client's leaving. So one call goes through in each round of the event loop, in order of
+coming, and the others wait where they cost nothing: before the framework, the key and the body are
+looked at. `TurnstileMiddleware` stands outermost; a call whose body comes later waits again, in
+`server.protocol.receive`. Belongs to the event loop.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+# In the state of each call that passes: when it came, by `time.monotonic`.
+ARRIVED = "arrived"
+
+Result = TypeVar("Result")
+
+
+class Turnstile:
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._passed = False  # somebody, in this round of the event loop
+
+    @property
+    def num_waiting(self) -> int:
+        """Calls of which nothing has been looked at yet, or no more than the head."""
+        return len(self._waiting)
+
+    async def turn(self) -> None:
+        """Return at once where nobody has passed in this round and nobody waits, else when it is
+        one's turn."""
+        loop = asyncio.get_running_loop()
+        if not self._passed:
+            self._passed = True
+            loop.call_soon(self._begin_round)
+            return
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    async def turn_after(self, work: Awaitable[Result]) -> Result:
+        """The result of `work`. Where that outlasts this round, so does it the turn that one had,
+        and a new one is waited for."""
+        round_is_over = asyncio.Event()
+        noting = asyncio.get_running_loop().call_soon(round_is_over.set)
+        try:
+            result = await work
+        finally:
+            noting.cancel()
+        if round_is_over.is_set():
+            await self.turn()
+        return result
+
+    def _begin_round(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if turn.done():  # whoever waited for it has been cancelled
+                continue
+            turn.set_result(None)
+            # That is made ready for the next round, before which the sockets are looked at.
+            asyncio.get_running_loop().call_soon(self._begin_round)
+            return
+        self._passed = False
+
+
+class TurnstileMiddleware:
+    """Stops what may be work, which is whatever is posted; all else only looks, and passes."""
+
+    def __init__(self, app: ASGIApp, turnstile: Turnstile) -> None:
+        self._app = app
+        self._turnstile = turnstile
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope.setdefault("state", {})[ARRIVED] = time.monotonic()
+            if scope["method"] == "POST":
+                await self._turnstile.turn()
+        await self._app(scope, receive, send)

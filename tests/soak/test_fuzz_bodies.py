@@ -15,7 +15,7 @@ from server.settings import ServerSettings
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 LIMITS = {"max_prompts": 3, "max_n": 3, "max_choices": 4, "max_messages": 4}
 QUICK = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=100)
-LONG = settings(QUICK, max_examples=2000)
+LONG = settings(QUICK, max_examples=1000)
 
 # Values that come near to what is expected, and values that do not.
 NUMBERS = st.one_of(

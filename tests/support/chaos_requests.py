@@ -22,7 +22,7 @@ _QUESTIONS = (
     "Count from one to ten.",
 )
 # Mostly few; the longest outgrow the pool.
-_NUM_TOKENS = (1, 2, 3, 4, 4, 6, 6, 8, 8, 12, 12, 24, 48)
+_NUM_TOKENS = (1, 2, 3, 4, 4, 6, 6, 8, 8, 12, 12, 16, 32)
 _STOPS = ([], [], [], [" the"], ["\n"], [",", " and"])
 
 

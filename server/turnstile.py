@@ -3,7 +3,7 @@
 To read, check, tokenize and submit a call is a piece of work without a pause; a thousand of them in
 a row would be a thousand pieces before anything else has its turn: health, the tokens of open
 streams, a client's leaving. So one call goes through in each round of the event loop, in order of
-coming, and the others wait where they cost nothing: before the framework, the key and the body are
+coming, and the others wait where they cost nothing: before the key, the path and the body are
 looked at. `TurnstileMiddleware` stands outermost; a call whose body comes later waits again, in
 `server.protocol.receive`. Belongs to the event loop.
 """
@@ -25,12 +25,19 @@ Result = TypeVar("Result")
 class Turnstile:
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._num_waiting = 0
+        self._num_inside = 0  # of those, for another turn
         self._passed = False  # somebody, in this round of the event loop
 
     @property
     def num_waiting(self) -> int:
-        """Calls of which nothing has been looked at yet, or no more than the head."""
-        return len(self._waiting)
+        """Calls that wait for a turn."""
+        return self._num_waiting
+
+    @property
+    def num_outside(self) -> int:
+        """Those of them of which nothing has been looked at."""
+        return self._num_waiting - self._num_inside
 
     async def turn(self) -> None:
         """Return at once where nobody has passed in this round and nobody waits, else when it is
@@ -42,7 +49,11 @@ class Turnstile:
             return
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append(turn)
-        await turn
+        self._num_waiting += 1
+        try:
+            await turn
+        finally:
+            self._num_waiting -= 1
 
     async def turn_after(self, work: Awaitable[Result]) -> Result:
         """The result of `work`. Where that outlasts this round, so does it the turn that one had,
@@ -54,7 +65,11 @@ class Turnstile:
         finally:
             noting.cancel()
         if round_is_over.is_set():
-            await self.turn()
+            self._num_inside += 1
+            try:
+                await self.turn()
+            finally:
+                self._num_inside -= 1
         return result
 
     def _begin_round(self) -> None:

@@ -77,7 +77,7 @@ async def load(context: Context) -> Response:
     stats, admission = context.engine.stats, context.admission
     return JsonReply(
         {
-            "server_load": admission.num_open + admission.turnstile.num_waiting,
+            "server_load": admission.num_open + admission.turnstile.num_outside,
             "num_requests_running": stats.num_running,
             "num_requests_waiting": admission.num_waiting,
         }

@@ -119,7 +119,7 @@ async def test_one_goes_in_at_each_round_in_order_of_coming():
 
     calls = [asyncio.ensure_future(come(name)) for name in range(5)]
     await asyncio.sleep(0)
-    assert turnstile.num_waiting == 4
+    assert turnstile.num_waiting == turnstile.num_outside == 4
     calls[2].cancel()  # whose turn is the next one's
     while len(order) < 4:
         rounds += 1
@@ -145,4 +145,5 @@ async def test_what_had_to_wait_for_its_body_waits_for_another_turn():
     await asyncio.sleep(0.01)
     body.set_result("body")
     await until(lambda: turnstile.num_waiting == 4)
+    assert turnstile.num_outside == 0
     assert await asyncio.gather(*late) == ["body"] * 5

@@ -1,8 +1,8 @@
-"""Lets calls in one at a time, so that many that come at once do not hold the event loop.
+"""Lets calls in a few at a time, so that many that come at once do not hold the event loop.
 
 To read, check, tokenize and submit a call is a piece of work without a pause; a thousand of them in
 a row would be a thousand pieces before anything else has its turn: health, the tokens of open
-streams, a client's leaving. So one call goes through in each round of the event loop, in order of
+streams, a client's leaving. So few calls go through in each round of the event loop, in order of
 coming, and the others wait where they cost nothing: before the key, the path and the body are
 looked at. `TurnstileMiddleware` stands outermost; a call whose body comes later waits again, in
 `server.protocol.receive`. Belongs to the event loop.
@@ -18,16 +18,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 # In the state of each call that passes: when it came, by `time.monotonic`.
 ARRIVED = "arrived"
+# One alone would be kept long where rounds are, such as those that write many streams' tokens.
+CALLS_PER_ROUND = 4
 
 Result = TypeVar("Result")
 
 
 class Turnstile:
-    def __init__(self) -> None:
+    def __init__(self, calls_per_round: int = CALLS_PER_ROUND) -> None:
+        self._calls_per_round = calls_per_round
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._num_waiting = 0
         self._num_inside = 0  # of those, for another turn
-        self._passed = False  # somebody, in this round of the event loop
+        self._num_passed = 0  # in this round of the event loop
 
     @property
     def num_waiting(self) -> int:
@@ -40,12 +43,13 @@ class Turnstile:
         return self._num_waiting - self._num_inside
 
     async def turn(self) -> None:
-        """Return at once where nobody has passed in this round and nobody waits, else when it is
+        """Return at once where few have passed in this round and nobody waits, else when it is
         one's turn."""
         loop = asyncio.get_running_loop()
-        if not self._passed:
-            self._passed = True
-            loop.call_soon(self._begin_round)
+        if self._num_passed < self._calls_per_round and not self._waiting:
+            if self._num_passed == 0:
+                loop.call_soon(self._begin_round)
+            self._num_passed += 1
             return
         turn: asyncio.Future[None] = loop.create_future()
         self._waiting.append(turn)
@@ -73,15 +77,15 @@ class Turnstile:
         return result
 
     def _begin_round(self) -> None:
-        while self._waiting:
+        self._num_passed = 0
+        while self._waiting and self._num_passed < self._calls_per_round:
             turn = self._waiting.popleft()
-            if turn.done():  # whoever waited for it has been cancelled
-                continue
-            turn.set_result(None)
-            # That is made ready for the next round, before which the sockets are looked at.
+            if not turn.done():  # else whoever waited for it has been cancelled
+                turn.set_result(None)
+                self._num_passed += 1
+        if self._num_passed:
+            # They are made ready for the next round, before which the sockets are looked at.
             asyncio.get_running_loop().call_soon(self._begin_round)
-            return
-        self._passed = False
 
 
 class TurnstileMiddleware:

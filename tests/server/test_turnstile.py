@@ -1,5 +1,5 @@
-"""Many calls at once do not hold the event loop: they go in one by one, and all else has its turn
-between them. Counted in rounds of the loop, never in seconds."""
+"""Many calls at once do not hold the event loop: they go in a few at a time, and all else has its
+turn between them. Counted in rounds of the loop, never in seconds."""
 
 import asyncio
 import time
@@ -111,7 +111,7 @@ async def test_at_shutdown_those_outside_are_told_so_and_those_inside_served(cro
 
 
 async def test_one_goes_in_at_each_round_in_order_of_coming():
-    turnstile, order, rounds = Turnstile(), [], 0
+    turnstile, order, rounds = Turnstile(calls_per_round=1), [], 0
 
     async def come(name):
         await turnstile.turn()
@@ -132,7 +132,7 @@ async def test_one_goes_in_at_each_round_in_order_of_coming():
 
 
 async def test_what_had_to_wait_for_its_body_waits_for_another_turn():
-    turnstile = Turnstile()
+    turnstile = Turnstile(calls_per_round=1)
     body = asyncio.get_running_loop().create_future()
 
     async def at_once():

@@ -62,13 +62,13 @@ async def test_those_outside_count_as_waiting_and_as_under_way(crowd):
     outside = load["num_requests_waiting"]
     assert 0 < outside < MANY
     assert load["server_load"] == len(calls)
-    assert (await client.get("/health/ready")).json()["num_requests_waiting"] < outside
+    assert 0 < (await client.get("/health/ready")).json()["num_requests_waiting"] <= outside
     [line] = [
         line
         for line in (await client.get("/metrics")).text.splitlines()
         if line.startswith("octavo:num_requests_waiting{")
     ]
-    assert 0 < float(line.split()[-1]) < outside
+    assert 0 < float(line.split()[-1]) <= outside
     await until(lambda: len(engine.requests) == len(calls))
     assert (await client.get("/load")).json()["num_requests_waiting"] == 0
     engine.resume()

@@ -60,20 +60,83 @@ class Tiles:
     num_stages: int
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What a layer asks of attention. `output` [tokens, heads, head_dim] contiguous, `query` the
+    same with a contiguous last dimension, pages `[pages, page_size, kv_heads, head_dim]`
+    contiguous."""
+
+    output: torch.Tensor
+    query: torch.Tensor
+    k_pages: torch.Tensor
+    v_pages: torch.Tensor
+    batch: PagedBatch
+    scale: float
+    window: int | None
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.k_pages.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.k_pages.shape[3]
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.query.shape[1] // self.num_kv_heads
+
+    def arguments(self) -> Arguments:
+        """What both attention kernels are given."""
+        geometry = device_geometry(self.batch)
+        return {
+            "output": self.output,
+            "query": self.query,
+            "k_pages": self.k_pages,
+            "v_pages": self.v_pages,
+            "page_tables": geometry.page_tables,
+            "table_starts": geometry.table_starts,
+            "query_starts": geometry.query_starts,
+            "context_lens": geometry.context_lens,
+            "scale_log2": self.scale * _LOG2_E,
+            "window": self.window or 0,
+            "query_row_stride": self.query.stride(0),
+            "query_head_stride": self.query.stride(1),
+        }
+
+    def constants(self, tiles: "Tiles") -> dict[str, int | bool]:
+        """What both attention kernels are compiled for."""
+        return {
+            "GROUP": self.group,
+            "ROWS": tiles.rows,
+            "HEAD_DIM": self.head_dim,
+            "PADDED_DIM": _padded(self.head_dim),
+            "PAGE_SIZE": self.k_pages.shape[1],
+            "BLOCK": tiles.block,
+            "WINDOWED": self.window is not None,
+        }
+
+
 def decode_tiles(group: int, head_dim: int, itemsize: int) -> Tiles:
     """Few rows: a program streams keys and values, 16 KiB of each at a time."""
     rows = max(16, _power_of_two(group))
-    block = min(64, max(16, 16384 // (_padded(head_dim) * itemsize)))
+    # float32 is multiplied without tensor cores, which takes more registers.
+    block_bytes = 16384 if itemsize < 4 else 8192
+    block = min(64, max(16, block_bytes // (_padded(head_dim) * itemsize)))
     return Tiles(rows, block, num_warps=4, num_stages=5)
 
 
 def prefill_tiles(group: int, head_dim: int, itemsize: int) -> Tiles:
     """Many rows, so that keys and values are read seldom; what fits in registers decides."""
-    # float32 is multiplied without tensor cores, which takes more registers.
-    large = _padded(head_dim) > (128 if itemsize < 4 else 32)
-    rows = max(32 if large else 64, _power_of_two(group))
-    block = 32 if large else 64
-    return Tiles(rows, block, num_warps=4, num_stages=5)
+    width = _padded(head_dim)
+    if width * itemsize > 512:
+        most, block = 16, 16
+    elif width > (128 if itemsize < 4 else 32):
+        most, block = 32, 32
+    else:
+        most, block = 64, 64
+    return Tiles(max(most, _power_of_two(group)), block, num_warps=4, num_stages=5)
 
 
 def choose_splits(num_sequences: int, num_kv_heads: int, num_sms: int) -> int:
@@ -83,33 +146,17 @@ def choose_splits(num_sequences: int, num_kv_heads: int, num_sms: int) -> int:
     return min(_MAX_SPLITS, _power_of_two(max(1, wanted)))
 
 
-def decode_launches(
-    output: torch.Tensor,
-    query: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    batch: PagedBatch,
-    *,
-    scale: float,
-    window: int | None,
-    num_splits: int,
-) -> list[Launch]:
-    """Attention of the sequences that have one query in this step.
-
-    `output` [tokens, heads, head_dim] contiguous, `query` the same with a contiguous last
-    dimension, pages `[pages, page_size, kv_heads, head_dim]` contiguous.
-    """
-    num_kv_heads, head_dim = k_pages.shape[2:]
-    num_heads = query.shape[1]
-    tiles = decode_tiles(num_heads // num_kv_heads, head_dim, k_pages.element_size())
-    arguments = _attention_arguments(output, query, k_pages, v_pages, batch, scale, window)
-    partials, partial_lse = _partials(batch, query, num_splits)
+def decode_launches(call: AttentionCall, *, num_splits: int) -> list[Launch]:
+    """Attention of the sequences that have one query in this step."""
+    tiles = decode_tiles(call.group, call.head_dim, call.k_pages.element_size())
+    arguments = call.arguments()
+    partials, partial_lse = _partials(call.batch, call.query, num_splits)
     found: Arguments = {"partials": partials, "partial_lse": partial_lse}
     split = Launch(
         decode_split,
-        (batch.num_sequences, num_kv_heads, num_splits),
+        (call.batch.num_sequences, call.num_kv_heads, num_splits),
         arguments | found,
-        _attention_constants(query, k_pages, tiles, window) | {"NUM_SPLITS": num_splits},
+        call.constants(tiles) | {"NUM_SPLITS": num_splits},
         tiles.num_warps,
         tiles.num_stages,
     )
@@ -117,8 +164,8 @@ def decode_launches(
         return [split]
     combine = Launch(
         combine_splits,
-        (batch.num_sequences, num_heads),
-        {"output": output, "query_starts": arguments["query_starts"]} | found,
+        (call.batch.num_sequences, call.query.shape[1]),
+        {"output": call.output, "query_starts": arguments["query_starts"]} | found,
         {name: split.constants[name] for name in ("HEAD_DIM", "PADDED_DIM", "NUM_SPLITS")},
         num_warps=2,
         num_stages=1,
@@ -126,76 +173,19 @@ def decode_launches(
     return [split, combine]
 
 
-def prefill_launch(
-    output: torch.Tensor,
-    query: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    batch: PagedBatch,
-    *,
-    scale: float,
-    window: int | None,
-    skip_decodes: bool,
-) -> Launch:
-    """Attention of all packed queries, or of all but single ones. Shapes as for decoding."""
-    num_kv_heads, head_dim = k_pages.shape[2:]
-    num_tokens, num_heads, _ = query.shape
-    group = num_heads // num_kv_heads
-    tiles = prefill_tiles(group, head_dim, k_pages.element_size())
-    queries_per_tile = tiles.rows // group
+def prefill_launch(call: AttentionCall, *, skip_decodes: bool) -> Launch:
+    """Attention of all packed queries, or of all but single ones."""
+    tiles = prefill_tiles(call.group, call.head_dim, call.k_pages.element_size())
+    queries_per_tile = tiles.rows // call.group
+    num_tokens, num_sequences = call.query.shape[0], call.batch.num_sequences
     return Launch(
         prefill_tile,
-        (num_tokens // queries_per_tile + batch.num_sequences, num_kv_heads),
-        _attention_arguments(output, query, k_pages, v_pages, batch, scale, window)
-        | {"num_sequences": batch.num_sequences},
-        _attention_constants(query, k_pages, tiles, window)
-        | {"TILE": queries_per_tile, "SKIP_DECODES": skip_decodes},
+        (num_tokens // queries_per_tile + num_sequences, call.num_kv_heads),
+        call.arguments() | {"num_sequences": num_sequences},
+        call.constants(tiles) | {"TILE": queries_per_tile, "SKIP_DECODES": skip_decodes},
         tiles.num_warps,
         tiles.num_stages,
     )
-
-
-def _attention_arguments(
-    output: torch.Tensor,
-    query: torch.Tensor,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    batch: PagedBatch,
-    scale: float,
-    window: int | None,
-) -> Arguments:
-    """What both attention kernels are given."""
-    geometry = device_geometry(batch)
-    return {
-        "output": output,
-        "query": query,
-        "k_pages": k_pages,
-        "v_pages": v_pages,
-        "page_tables": geometry.page_tables,
-        "table_starts": geometry.table_starts,
-        "query_starts": geometry.query_starts,
-        "context_lens": geometry.context_lens,
-        "scale_log2": scale * _LOG2_E,
-        "window": window or 0,
-        "query_row_stride": query.stride(0),
-        "query_head_stride": query.stride(1),
-    }
-
-
-def _attention_constants(
-    query: torch.Tensor, k_pages: torch.Tensor, tiles: Tiles, window: int | None
-) -> dict[str, int | bool]:
-    """What both attention kernels are compiled for."""
-    _, page_size, num_kv_heads, head_dim = k_pages.shape
-    return {
-        "GROUP": query.shape[1] // num_kv_heads,
-        "ROWS": tiles.rows,
-        "HEAD_DIM": head_dim,
-        "PADDED_DIM": _padded(head_dim),
-        "PAGE_SIZE": page_size,
-        "BLOCK": tiles.block,
-        "WINDOWED": window is not None,
-    }
 
 
 def write_launch(

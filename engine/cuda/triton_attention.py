@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.batch import PagedBatch
 from engine.cuda.launch import (
+    AttentionCall,
     choose_splits,
     copy_launch,
     decode_launches,
@@ -39,32 +40,13 @@ class TritonAttention:
             query = query.contiguous()
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         num_decodes = 0 if self._deterministic else batch.query_lens.count(1)
+        call = AttentionCall(output, query, k_pages, v_pages, batch, scale, sliding_window)
         launches = []
         if num_decodes:
-            splits = choose_splits(num_decodes, k_pages.shape[2], self._num_sms)
-            launches += decode_launches(
-                output,
-                query,
-                k_pages,
-                v_pages,
-                batch,
-                scale=scale,
-                window=sliding_window,
-                num_splits=splits,
-            )
+            splits = choose_splits(num_decodes, call.num_kv_heads, self._num_sms)
+            launches += decode_launches(call, num_splits=splits)
         if num_decodes < batch.num_sequences:
-            launches.append(
-                prefill_launch(
-                    output,
-                    query,
-                    k_pages,
-                    v_pages,
-                    batch,
-                    scale=scale,
-                    window=sliding_window,
-                    skip_decodes=num_decodes > 0,
-                )
-            )
+            launches.append(prefill_launch(call, skip_decodes=num_decodes > 0))
         for launch in launches:
             launch.run()
         return output

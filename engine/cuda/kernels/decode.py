@@ -11,6 +11,8 @@ context or the window are never loaded, so their content cannot matter.
 import triton
 import triton.language as tl
 
+from engine.cuda.kernels.online_softmax import attend_block
+
 
 @triton.jit
 def decode_split(
@@ -71,22 +73,26 @@ def decode_split(
     for block_start in range(start, end, BLOCK):
         position = block_start + tl.arange(0, BLOCK)
         seen = (position >= first) & (position < end)
-        page = tl.load(table + position // PAGE_SIZE, mask=seen, other=0).to(tl.int64)
-        slot = page * PAGE_SIZE + position % PAGE_SIZE
-        at = (slot * num_kv_heads + kv_head)[:, None] * HEAD_DIM + dim[None, :]
-        loaded = seen[:, None] & (dim < HEAD_DIM)[None, :]
-        keys = tl.load(k_pages + at, mask=loaded, other=0.0).to(q.dtype)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        peak = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.exp2(scores - peak[:, None])
-        decay = tl.exp2(largest - peak)
-        values = tl.load(v_pages + at, mask=loaded, other=0.0).to(q.dtype)
-        total = total * decay + tl.sum(weights, 1)
-        acc = acc * decay[:, None] + tl.dot(
-            weights.to(values.dtype), values, input_precision="ieee"
+        # No block of a split is without a position that is seen.
+        acc, total, largest = attend_block(
+            acc,
+            total,
+            largest,
+            q,
+            k_pages,
+            v_pages,
+            table,
+            position,
+            seen,
+            seen[None, :],
+            kv_head,
+            num_kv_heads,
+            scale_log2,
+            HEAD_DIM,
+            PADDED_DIM,
+            PAGE_SIZE,
+            MAY_SEE_NOTHING=False,
         )
-        largest = peak
 
     # A split (or a whole context) without a position leaves zeros.
     norm = tl.where(total > 0, total, 1.0)

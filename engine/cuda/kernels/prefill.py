@@ -14,6 +14,8 @@ not on the rows beside it nor on how the prompt was cut. Deterministic serving r
 import triton
 import triton.language as tl
 
+from engine.cuda.kernels.online_softmax import attend_block
+
 
 @triton.jit(do_not_specialize=["num_sequences"])
 def prefill_tile(
@@ -87,27 +89,28 @@ def prefill_tile(
         for block_start in range(start, end, BLOCK):
             position = block_start + tl.arange(0, BLOCK)
             exists = position < end
-            page = tl.load(table + position // PAGE_SIZE, mask=exists, other=0).to(tl.int64)
-            slot = page * PAGE_SIZE + position % PAGE_SIZE
-            at = (slot * num_kv_heads + kv_head)[:, None] * HEAD_DIM + dim[None, :]
-            loaded = exists[:, None] & (dim < HEAD_DIM)[None, :]
-            keys = tl.load(k_pages + at, mask=loaded, other=0.0).to(q.dtype)
-            scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
             seen = mine[:, None] & (position[None, :] <= at_position[:, None])
             if WINDOWED:
                 seen = seen & (position[None, :] > at_position[:, None] - window)
-            scores = tl.where(seen, scores, float("-inf"))
-            peak = tl.maximum(largest, tl.max(scores, 1))
-            # A row that has seen nothing yet has no peak to subtract.
-            shift = tl.where(peak > float("-inf"), peak, 0.0)
-            weights = tl.exp2(scores - shift[:, None])
-            decay = tl.exp2(largest - shift)
-            values = tl.load(v_pages + at, mask=loaded, other=0.0).to(q.dtype)
-            total = total * decay + tl.sum(weights, 1)
-            acc = acc * decay[:, None] + tl.dot(
-                weights.to(values.dtype), values, input_precision="ieee"
+            acc, total, largest = attend_block(
+                acc,
+                total,
+                largest,
+                q,
+                k_pages,
+                v_pages,
+                table,
+                position,
+                exists,
+                seen,
+                kv_head,
+                num_kv_heads,
+                scale_log2,
+                HEAD_DIM,
+                PADDED_DIM,
+                PAGE_SIZE,
+                MAY_SEE_NOTHING=True,
             )
-            largest = peak
         result = acc / tl.where(total > 0, total, 1.0)[:, None]
         tl.store(
             output + (packed * num_heads + head)[:, None] * HEAD_DIM + dim[None, :],

@@ -50,21 +50,19 @@ def test_kernels_compile_for_a_gpu(
     compile_all(arch, shape, kernels=kernels)
 
 
+# Per head size one plain and one windowed shape, between them both page sizes; other groups change
+# what is masked, and nothing but the tile of a prefill.
+SHAPES = {
+    "plain": tuple((head_dim, 16, 4, False) for head_dim in (8, 64, 80, 96, 128, 256)),
+    "windowed": tuple((head_dim, 32, 3, True) for head_dim in (8, 64, 80, 96, 128, 256)),
+    "groups": tuple((64, 16, group, True) for group in (1, 8, 20)),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16, FLOAT32])
-def test_kernels_compile_for_every_shape(arch: int, dtype: torch.dtype) -> None:
-    compile_all(
-        arch,
-        *(
-            (dtype, head_dim, page_size, group, windowed)
-            for head_dim in (8, 64, 80, 96, 128, 256)
-            for page_size, group, windowed in (
-                (16, 1, False),
-                (32, 3, True),
-                (16, 8, True),
-                (32, 4, False),
-            )
-        ),
-    )
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT16, FLOAT32], ids=["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("shapes", SHAPES)
+def test_kernels_compile_for_every_shape(arch: int, dtype: torch.dtype, shapes: str) -> None:
+    compile_all(arch, *((dtype, *shape) for shape in SHAPES[shapes]))

@@ -27,6 +27,8 @@ _PROBE_CALLS = 5
 # kernels: there it has long contexts, too.
 _SEQUENCES = (*((1, context) for context in (1, 15, 16, 17, 100, 200, 255, 256)), (50, 120))
 _GPU_SEQUENCES = (*_SEQUENCES, *((1, 2048),) * 8, (512, 2048))
+# For models that have one: a kernel may do without a window and fail with it.
+_WINDOW = 50
 
 # What torch alone computes, on every device.
 KERNELS: Mapping[str, Kernel] = MappingProxyType(
@@ -155,20 +157,27 @@ class _Probe:
         self._values = random(sum(self._contexts), spec.num_kv_heads)
         self._scale = spec.head_dim**-0.5
         exact = dtype if kv_dtype == torch.int8 else kv_dtype
-        self._expected = self._prepare(Attention(reference_attention), exact)()
+        reference = self._prepare(Attention(reference_attention), exact)
+        windows = (None, _WINDOW) if spec.windowed else (None,)
+        self._expected = {window: reference(window).float() for window in windows}
         self._tolerance = _INT8_TOLERANCE if kv_dtype == torch.int8 else _TOLERANCE[dtype]
 
     def run(self, attention: Attention) -> float:
         """Seconds of the best of some warm calls: a busy machine must not decide. Raises ValueError
         where the kernel disagrees."""
         call = self._prepare(attention, self._kv_dtype)
-        difference = (call().float() - self._expected.float()).abs().max().item()
-        if not difference <= self._tolerance:
-            raise ValueError(f"differs from the reference by {difference}")
+        for window, expected in self._expected.items():
+            difference = (call(window).float() - expected).abs().max().item()
+            if not difference <= self._tolerance:
+                where = "" if window is None else f" with a window of {window}"
+                raise ValueError(f"differs from the reference by {difference}{where}")
         return min(_time(call) for _ in range(_PROBE_CALLS))
 
-    def _prepare(self, attention: Attention, kv_dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-        """Fill pages of its own by the attention's writer; the call that reads them."""
+    def _prepare(
+        self, attention: Attention, kv_dtype: torch.dtype
+    ) -> Callable[[int | None], torch.Tensor]:
+        """Fill pages of its own by the attention's writer; the call that reads them, given a
+        window or none."""
         storage = PageStorage(
             num_layers=1,
             num_pages=self._tables.numel(),
@@ -185,8 +194,8 @@ class _Probe:
         filling = self._batch(storage, self._contexts, every_slot)
         attention.write(self._keys, self._values, k_pages, v_pages, filling)
 
-        def call() -> torch.Tensor:
-            output = attention.attend(self._query, k_pages, v_pages, step, self._scale, None)
+        def call(window: int | None) -> torch.Tensor:
+            output = attention.attend(self._query, k_pages, v_pages, step, self._scale, window)
             if output.device.type == "cuda":
                 torch.cuda.synchronize(output.device)
             return output
@@ -206,7 +215,7 @@ class _Probe:
         )
 
 
-def _time(call: Callable[[], torch.Tensor]) -> float:
+def _time(call: Callable[[int | None], torch.Tensor]) -> float:
     start = time.perf_counter()
-    call()
+    call(None)
     return time.perf_counter() - start

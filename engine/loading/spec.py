@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class ModelSpec:
     """Shapes of a decoder's attention, the same in all its layers, and its limits in tokens.
 
-    `vocab_size` is the number of logits, which may exceed the tokenizer's vocabulary.
+    `vocab_size` is the number of logits, which may exceed the tokenizer's vocabulary; `windowed`
+    tells whether a layer attends to a sliding window.
     """
 
     num_layers: int
@@ -16,3 +17,4 @@ class ModelSpec:
     head_dim: int
     vocab_size: int
     max_model_len: int
+    windowed: bool = False

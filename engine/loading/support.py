@@ -123,6 +123,7 @@ def measure_model(model: PreTrainedModel) -> ModelSpec:
         head_dim=calls[0].key[1],
         vocab_size=shape[2],
         max_model_len=text_config.max_position_embeddings,
+        windowed=any(call.sliding_window for call in calls),
     )
 
 

@@ -116,7 +116,7 @@ def test_kernels_agree_for_any_page_and_head_shape(
     torch.testing.assert_close(pages.run(KERNELS[kernel]), pages.run(reference_attention))
 
 
-def choose(name: str, **kernels: Kernel) -> str:
+def choose(name: str, *, windowed: bool = False, **kernels: Kernel) -> str:
     spec = ModelSpec(
         num_layers=2,
         num_query_heads=4,
@@ -124,6 +124,7 @@ def choose(name: str, **kernels: Kernel) -> str:
         head_dim=8,
         vocab_size=10,
         max_model_len=100,
+        windowed=windowed,
     )
     chosen, _ = select_kernel(
         name,
@@ -147,6 +148,16 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_chosen() -> None:
     for name in ("wrong", "broken"):
         with pytest.raises(EngineError, match="no attention kernel works"):
             choose(name, wrong=wrong, broken=broken)
+
+
+def test_a_kernel_without_windows_is_not_chosen_for_a_model_that_has_them() -> None:
+    def unwindowed(*arguments: object) -> torch.Tensor:
+        *others, _window = arguments
+        return reference_attention(*others, None)  # type: ignore[arg-type]
+
+    assert choose("unwindowed", unwindowed=unwindowed) == "unwindowed"
+    with pytest.raises(EngineError, match="no attention kernel works"):
+        choose("unwindowed", windowed=True, unwindowed=unwindowed)
 
 
 def test_an_unknown_kernel_is_refused_by_name() -> None:

@@ -73,7 +73,9 @@ def run_check(config: EngineConfig, console: Console | None = None) -> int:
     console = console or Console()
     with console_reporter() as report:
         loaded = load_engine(config, report)
-        if config.quantization is None:  # the oracle: no weight packed, nothing replaced
+        if loaded.info.device == "cpu" and config.quantization is None:
+            # The oracle: no weight packed, nothing replaced. On a GPU nothing is, and the pages
+            # leave no room for a second copy.
             report(Progress("loading the model again, as transformers has it"))
             loaded = replace(loaded, model=_untouched(loaded.info))
         tokenizer = Tokenizer.load(loaded.info.model_dir)

@@ -22,8 +22,9 @@ from kv_cache.storage import PageStorage
 
 Forward = Callable[[StepInputs], torch.Tensor]
 
-# What a replayed step may differ by, in parts of the largest logit. The kernels are the same.
-_TOLERANCE = 1e-2
+# What a replayed step may differ by, in parts of the largest logit. The kernels are the same, but
+# a library may take another way while it is recorded; wrong inputs differ by all of it.
+_TOLERANCE = 5e-2
 
 
 class Recorder(Protocol):

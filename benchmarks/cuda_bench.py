@@ -1,6 +1,7 @@
 """How near to the hardware's limits is Octavo on this GPU? (`make bench-cuda`)
 
     python -m benchmarks.cuda_bench [--model M] [--json FILE] [--only steps prefill kernels peer]
+    python -m benchmarks.cuda_bench --rehearse      every line of it, on the CPU: no figures
 
 Everything is put beside what the device can do, measured here and now: the bandwidth of a plain
 copy, and the rate of a large matrix product. A decode step cannot be quicker than reading the
@@ -19,6 +20,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -26,7 +28,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.cuda_kernels import kernel_rows
+from benchmarks.cuda_clock import Clock, CudaClock, RehearsalClock
+from benchmarks.cuda_kernels import FULL, TINY, Rows, kernel_rows
+from benchmarks.cuda_peer import transformers_rates
 from benchmarks.cuda_tables import goals, markdown
 from engine.build import LoadedEngine, build_engine, load_engine
 from engine.config import EngineConfig, EngineError
@@ -50,10 +54,18 @@ RANDOM_SHAPE = {
     "max_position_embeddings": 16384,
     "tie_word_embeddings": True,
 }
-BUDGET = 8192  # tokens of a step
-# More than any device keeps in its caches, and some 30 ms in cycles of its clock.
-_CACHE_BYTES = 2**28
-_HEAD_START = 50_000_000
+# Of a rehearsal: nothing that takes time.
+TINY_SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,31 +75,44 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--context", type=int, default=1024, help="tokens before decoding")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--budget", type=int, default=8192, help="tokens of a step")
+    parser.add_argument("--new-tokens", type=int, default=128, help="of each answer beside a peer")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, without figures")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--minutes", type=float, default=9.0, help="no figure is begun after these")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args(argv)
-    if not torch.cuda.is_available():
+    clock: Clock
+    shape = RANDOM_SHAPE
+    if options.rehearse:
+        shape, clock = TINY_SHAPE, RehearsalClock()
+        options.context, options.batches, options.budget, options.new_tokens = 40, (1, 3), 96, 4
+    elif torch.cuda.is_available():
+        clock = CudaClock()
+    else:
         print("nothing was measured: torch finds no CUDA device here", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        if options.model == RANDOM:
+        name = options.model
+        if name == RANDOM:
             _say(f"making {RANDOM} with random weights")
-            save_random_model(Path(folder), RANDOM_SHAPE, options.dtype)
             options.model = folder
-            results = measure(options, RANDOM)
-        else:
-            results = measure(options, options.model)
+            save_random_model(Path(folder), shape, options.dtype, clock.device)
+            free_memory(clock)
+        results = measure(options, "a tiny model" if options.rehearse else name, clock)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
     return 0
 
 
-def measure(options: argparse.Namespace, model: str) -> dict[str, Any]:
+def measure(options: argparse.Namespace, model: str, clock: Clock) -> dict[str, Any]:
     """The figures of every section, printed as they come; `model` is its name for people."""
     end = time.monotonic() + 60 * options.minutes
-    limits = device_limits()
+    limits = device_limits(clock)
+    free_memory(clock)
+    if options.rehearse:
+        print("**A rehearsal on the CPU: no figure below means anything.**\n")
     print(
         f"Measured on {date.today().isoformat()}: {limits['device']}, which copies at "
         f"{limits['copy_gb_per_s']:.0f} GB/s and multiplies at {limits['tflop_per_s']:.0f} TFLOP/s;"
@@ -96,34 +121,36 @@ def measure(options: argparse.Namespace, model: str) -> dict[str, Any]:
     )
     results: dict[str, Any] = {"limits": limits, "model": model}
     # One for two sections: it takes longer to load than to measure.
-    load = cache(lambda: _load(options))
+    load = cache(lambda: _load(options, clock))
     for section in (name for name in SECTIONS if name in options.only):
         _say(f"measuring: {section}")
         if section in ENGINE_ROWS:
-            rows = ENGINE_ROWS[section](options, limits, load)
+            rows = ENGINE_ROWS[section](options, limits, clock, load)
         else:
             load.cache_clear()
-            _free_memory()
-            rows = OTHER_ROWS[section](options, limits)
+            free_memory(clock)
+            rows = OTHER_ROWS[section](options, limits, clock)
         results[section] = list(_until(end, rows))
         print("\n" + markdown(section, results[section]), flush=True)
     print("\n" + "\n".join(goals(results)))
     return results
 
 
-def save_random_model(folder: Path, shape: dict[str, Any], dtype: str) -> None:
+def save_random_model(
+    folder: Path, shape: dict[str, Any], dtype: str, device: torch.device
+) -> None:
     """A Llama of random weights, as a user's folder would be; its tokenizer knows nothing."""
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(**shape, bos_token_id=None, eos_token_id=None)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+    with device:
         model = LlamaForCausalLM(config)
     model.to(getattr(torch, dtype)).save_pretrained(folder)
     Tokenizer(models.BPE()).save(str(folder / "tokenizer.json"))
 
 
-def _until(end: float, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _until(end: float, rows: Rows) -> Iterator[dict[str, Any]]:
     """Rows, as long as there is time and nothing fails: other sections are worth having."""
     try:
         for row in rows:
@@ -134,56 +161,41 @@ def _until(end: float, rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any
     except Exception as error:
         traceback.print_exc()
         yield {"failed": f"{type(error).__name__}: {error}".partition("\n")[0][:120]}
+    finally:
+        rows.close()  # one that stands still holds its engine, and the next section wants the room
 
 
-def device_limits() -> dict[str, Any]:
+def device_limits(clock: Clock) -> dict[str, Any]:
     """What the device does at best: bytes read and written by a copy, a product in bfloat16."""
-    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    on_cuda = clock.device.type == "cuda"
+    num_bytes, side = (2**30, 8192) if on_cuda else (2**16, 64)
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=clock.device)
     target = torch.empty_like(source)
-    square = torch.randn((8192, 8192), dtype=torch.bfloat16, device="cuda")
-    copy_seconds = gpu_seconds(lambda: target.copy_(source))
-    product_seconds = gpu_seconds(lambda: square @ square)
+    square = torch.randn((side, side), dtype=torch.bfloat16, device=clock.device)
+    copy_seconds = clock.seconds(lambda: target.copy_(source))
+    product_seconds = clock.seconds(lambda: square @ square)
     return {
-        "device": torch.cuda.get_device_name(),
+        "device": torch.cuda.get_device_name() if on_cuda else "no GPU",
         "torch": torch.__version__,
-        "copy_gb_per_s": 2 * source.nbytes / copy_seconds / 1e9,
-        "tflop_per_s": 2 * 8192**3 / product_seconds / 1e12,
+        "copy_gb_per_s": 2 * num_bytes / copy_seconds / 1e9,
+        "tflop_per_s": 2 * side**3 / product_seconds / 1e12,
     }
 
 
-def gpu_seconds(call: Callable[[], object], repeats: int = 20) -> float:
-    """The median time that a call takes on the device, its launches queued ahead and its data out
-    of the device's caches."""
-    for _ in range(3):
-        call()
-    events = [[_event(), _event()] for _ in range(repeats)]
-    rubbish = torch.empty(_CACHE_BYTES, dtype=torch.uint8, device="cuda")
-    torch.cuda.synchronize()
-    # The device idles while the host gets ahead of it.
-    torch.cuda._sleep(_HEAD_START)  # type: ignore[no-untyped-call]
-    for start, end in events:
-        rubbish.zero_()
-        start.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(float(start.elapsed_time(end)) for start, end in events) / 1e3
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
 def step_rows(
-    options: argparse.Namespace, limits: dict[str, Any], load: Callable[[], LoadedEngine]
-) -> Iterator[dict[str, Any]]:
+    options: argparse.Namespace,
+    limits: dict[str, Any],
+    clock: Clock,
+    load: Callable[[], LoadedEngine],
+) -> Rows:
     """Decode steps of a whole engine: schedule, run, commit. `gap` is the part of a step in which
     the device waits for the host."""
     loaded = load()
+    steps = STEPS if clock.device.type == "cuda" else 4
     for batch in options.batches:
         engine = _engine(loaded, batch)
         # The first to be prefilled decode while the others are: they must not end before them.
-        new_tokens = 2 * STEPS + 2 * batch * options.context // BUDGET
+        new_tokens = 2 * STEPS + 2 * batch * options.context // options.budget
         length = options.context + new_tokens
         if batch * -(-length // loaded.info.page_size) > loaded.info.num_pages:
             yield {"batch": batch, "note": f"{length} tokens each do not fit the cache"}
@@ -194,8 +206,8 @@ def step_rows(
             engine.step()
         for _ in range(4):
             engine.step()
-        wall = statistics.median(_wall_seconds(engine.step) for _ in range(STEPS))
-        device = _busy_seconds(engine.step, STEPS // 4)
+        wall = statistics.median(_wall_seconds(engine.step, clock) for _ in range(steps))
+        device = clock.busy_seconds(engine.step, steps // 4)
         tokens = engine.stats.pages_in_use * loaded.info.page_size
         floor = _floor_seconds(loaded, tokens, limits)
         yield {
@@ -211,24 +223,12 @@ def step_rows(
             engine.abort(str(i))
 
 
-def _wall_seconds(call: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
+def _wall_seconds(call: Callable[[], object], clock: Clock) -> float:
+    clock.synchronize()
     begun = time.perf_counter()
     call()
-    torch.cuda.synchronize()
+    clock.synchronize()
     return time.perf_counter() - begun
-
-
-def _busy_seconds(call: Callable[[], object], repeats: int) -> float:
-    """The mean time in which kernels and copies ran on the device during a call."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
-        for _ in range(repeats):
-            call()
-        torch.cuda.synchronize()
-    total = sum(float(event.self_device_time_total) for event in recorded.key_averages())
-    return total / repeats / 1e6
 
 
 def _floor_seconds(loaded: LoadedEngine, tokens: int, limits: dict[str, Any]) -> float:
@@ -242,11 +242,14 @@ def _floor_seconds(loaded: LoadedEngine, tokens: int, limits: dict[str, Any]) ->
 
 
 def prefill_rows(
-    options: argparse.Namespace, limits: dict[str, Any], load: Callable[[], LoadedEngine]
-) -> Iterator[dict[str, Any]]:
+    options: argparse.Namespace,
+    limits: dict[str, Any],
+    clock: Clock,
+    load: Callable[[], LoadedEngine],
+) -> Rows:
     """Steps that compute a prompt, whole: their arithmetic beside a large product's."""
     loaded = load()
-    for tokens in (BUDGET // 16, BUDGET // 4, BUDGET):
+    for tokens in (options.budget // 16, options.budget // 4, options.budget):
         if tokens >= loaded.info.max_model_len:
             yield {"tokens": tokens, "note": f"the context ends at {loaded.info.max_model_len}"}
             continue
@@ -254,7 +257,7 @@ def prefill_rows(
         for turn in range(6):
             engine = _engine(loaded, 16, budget=tokens)
             engine.add(_request(turn, tokens, 1, loaded.info.vocab_size))
-            seconds.append(_wall_seconds(engine.step))
+            seconds.append(_wall_seconds(engine.step, clock))
         best = statistics.median(seconds[1:])
         config = loaded.model.config.get_text_config()
         width = config.num_attention_heads * (
@@ -272,14 +275,11 @@ def prefill_rows(
         }
 
 
-def peer_rows(options: argparse.Namespace, limits: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def peer_rows(options: argparse.Namespace, limits: dict[str, Any], clock: Clock) -> Rows:
     """The same prompts and lengths through `LLM`-style batches of ours, and through transformers'
-    continuous batching; tokens per second of the whole run."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    new_tokens = 128
+    continuous batching; tokens per second of the whole run, in the second of two."""
     ours: dict[int, float] = {}
-    engine = build_engine(_config(options), lambda _: None)
+    engine = build_engine(_config(options, clock), lambda _: None)
     prompts = {
         batch: [_prompt(i, options.context, engine.info.vocab_size) for i in range(batch)]
         for batch in options.batches
@@ -289,23 +289,23 @@ def peer_rows(options: argparse.Namespace, limits: dict[str, Any]) -> Iterator[d
             engine.reset_prefix_cache()
             begun = time.perf_counter()
             for i in range(batch):
-                engine.add(_request(i, options.context, new_tokens, engine.info.vocab_size, turn))
+                vocab_size = engine.info.vocab_size
+                engine.add(_request(i, options.context, options.new_tokens, vocab_size, turn))
             while engine.has_work:
                 engine.step()
-            ours[batch] = batch * new_tokens / (time.perf_counter() - begun)
+            ours[batch] = batch * options.new_tokens / (time.perf_counter() - begun)
     model_dir = engine.info.model_dir
     del engine
-    _free_memory()
-    model = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=getattr(torch, options.dtype), attn_implementation="sdpa"
-    ).to("cuda")
-    settings = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, eos_token_id=-1)
-    for batch in options.batches:
-        rate = 0.0
-        for _ in range(2):
-            begun = time.perf_counter()
-            model.generate_batch(inputs=prompts[batch], generation_config=settings)
-            rate = batch * new_tokens / (time.perf_counter() - begun)
+    free_memory(clock)
+    theirs = transformers_rates(
+        model_dir,
+        prompts,
+        options.new_tokens,
+        getattr(torch, options.dtype),
+        clock.device,
+        num_blocks=16 if options.rehearse else None,
+    )
+    for batch, rate in theirs:
         yield {
             "batch": batch,
             "octavo tokens/s": ours[batch],
@@ -314,27 +314,28 @@ def peer_rows(options: argparse.Namespace, limits: dict[str, Any]) -> Iterator[d
         }
 
 
-def _config(options: argparse.Namespace) -> EngineConfig:
-    return EngineConfig(
+def _config(options: argparse.Namespace, clock: Clock) -> EngineConfig:
+    config = EngineConfig(
         model=options.model,
-        device="cuda",
+        device=clock.device.type,
         dtype=options.dtype,
         attention=options.attention,
         max_num_seqs=max(options.batches),
-        max_num_batched_tokens=BUDGET,
+        max_num_batched_tokens=options.budget,
     )
+    return replace(config, threads=1, num_pages=256) if options.rehearse else config
 
 
-def _load(options: argparse.Namespace) -> LoadedEngine:
-    loaded = load_engine(_config(options), lambda progress: None)
+def _load(options: argparse.Namespace, clock: Clock) -> LoadedEngine:
+    loaded = load_engine(_config(options, clock), lambda progress: None)
     print(f"Attention: {loaded.info.attention}; {'; '.join(loaded.info.notes)}.")
     return loaded
 
 
-def _free_memory() -> None:
-    # Recorded steps hold themselves in a circle, and their memory with them.
+def free_memory(clock: Clock) -> None:
+    """Recorded steps hold themselves in a circle, and their memory with them."""
     gc.collect()
-    torch.cuda.empty_cache()
+    clock.free_memory()
 
 
 def _say(text: str) -> None:
@@ -365,12 +366,14 @@ def _request(number: int, length: int, max_tokens: int, vocab_size: int, turn: s
     )
 
 
-ENGINE_ROWS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
+ENGINE_ROWS: dict[str, Callable[..., Rows]] = {
     "steps": step_rows,
     "prefill": prefill_rows,
 }
-OTHER_ROWS: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
-    "kernels": lambda _, limits: kernel_rows(gpu_seconds, limits),
+OTHER_ROWS: dict[str, Callable[..., Rows]] = {
+    "kernels": lambda options, limits, clock: kernel_rows(
+        clock, limits, TINY if options.rehearse else FULL
+    ),
     "peer": peer_rows,
 }
 

@@ -4,104 +4,123 @@ Called by `cuda_bench`. Every candidate of the start-up probe is measured; one t
 says so in its row.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from benchmarks.cuda_clock import Clock
 from engine.attention import Attention, PagedBatch
-from engine.cuda.candidates import cuda_attention, has, page_copier
 from kv_cache.storage import PageStorage
+
+# Figures as they come: the rows of a table. They may be closed before their end.
+Rows: TypeAlias = Generator[dict[str, Any], None, None]
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 PAGE_SIZE = 16
-DECODES = ((1, 4096), (16, 4096), (64, 1024), (64, 4096), (256, 1024))
-PREFILLS = ((1, 2048, 2048), (4, 512, 2048), (1, 2048, 16384))
-
-Timer = Callable[[Callable[[], object]], float]
 
 
-def kernel_rows(gpu_seconds: Timer, limits: dict[str, Any]) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What is measured: decodes (sequences, context), prefills (sequences, queries of each,
+    context), tokens written at a time, pages copied at a time and the layers of their pool."""
+
+    decodes: tuple[tuple[int, int], ...]
+    prefills: tuple[tuple[int, int, int], ...]
+    written: int
+    copied: int
+    layers: int
+
+
+FULL = Shapes(
+    decodes=((1, 4096), (16, 4096), (64, 1024), (64, 4096), (256, 1024)),
+    prefills=((1, 2048, 2048), (4, 512, 2048), (1, 2048, 16384)),
+    written=2048,
+    copied=64,
+    layers=24,
+)
+# Of a rehearsal.
+TINY = Shapes(decodes=((2, 33),), prefills=((2, 5, 33),), written=20, copied=4, layers=2)
+
+
+def kernel_rows(clock: Clock, limits: dict[str, Any], shapes: Shapes) -> Rows:
     """Decode and cache traffic as a part of copy bandwidth, prefill as a part of a product's
     rate."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    candidates = dict(_candidates(device))
-    for count, context in DECODES:
-        pages = _Pages(device, (1,) * count, context)
+    candidates = dict(_candidates(clock))
+    for count, context in shapes.decodes:
+        pages = _Pages(clock.device, (1,) * count, context)
         moved = 2 * count * context * KV_HEADS * HEAD_DIM * 2
         for name, attention in candidates.items():
             row = {"kernel": name, "shape": f"decode {count} x {context}"}
             yield row | _against(
-                gpu_seconds,
+                clock,
                 partial(pages.run, attention),
                 moved / 1e9,
                 limits["copy_gb_per_s"],
                 "GB/s",
             )
-    for count, queries, context in PREFILLS:
-        pages = _Pages(device, (queries,) * count, context)
+    for count, queries, context in shapes.prefills:
+        pages = _Pages(clock.device, (queries,) * count, context)
         seen = count * (queries * context - queries * (queries - 1) // 2)
         for name, attention in candidates.items():
             row = {"kernel": name, "shape": f"prefill {count} x {queries} of {context}"}
             work = 4 * seen * HEADS * HEAD_DIM / 1e12
             yield row | _against(
-                gpu_seconds,
+                clock,
                 partial(pages.run, attention),
                 work,
                 limits["tflop_per_s"],
                 "TFLOP/s",
             )
-    yield from _writer_rows(gpu_seconds, limits, device, candidates)
+    yield from _writer_rows(clock, limits, shapes, candidates)
 
 
 def _writer_rows(
-    gpu_seconds: Timer,
+    clock: Clock,
     limits: dict[str, Any],
-    device: torch.device,
+    shapes: Shapes,
     candidates: dict[str, Attention],
-) -> Iterator[dict[str, Any]]:
-    tokens = 2048
+) -> Rows:
+    tokens, device = shapes.written, clock.device
     pages = _Pages(device, (tokens,), tokens)
     new = torch.randn((tokens, KV_HEADS, HEAD_DIM), dtype=torch.bfloat16, device=device)
     for name in ("triton", "gathered"):
         if name in candidates:
             write = candidates[name].write
             yield {"kernel": f"write, {name}", "shape": f"{tokens} tokens"} | _against(
-                gpu_seconds,
+                clock,
                 partial(write, new, new, pages.k_pages, pages.v_pages, pages.batch),
                 4 * new.nbytes / 1e9,
                 limits["copy_gb_per_s"],
                 "GB/s",
             )
-    storage = _storage(device, 512, num_layers=24)
-    copier = page_copier(device, torch.bfloat16)
-    sources = torch.arange(64, device=device)
-    moved = 2 * storage.num_bytes * 64 / 512
-    yield {"kernel": "copy of pages", "shape": "64 pages, 24 layers"} | _against(
-        gpu_seconds,
-        partial(copier, storage.data, sources, sources + 64),
+    storage = _storage(device, 8 * shapes.copied, num_layers=shapes.layers)
+    sources = torch.arange(shapes.copied, device=device)
+    moved = 2 * storage.num_bytes / 8
+    shape = f"{shapes.copied} pages, {shapes.layers} layers"
+    yield {"kernel": "copy of pages", "shape": shape} | _against(
+        clock,
+        partial(clock.page_copier(), storage.data, sources, sources + shapes.copied),
         moved / 1e9,
         limits["copy_gb_per_s"],
         "GB/s",
     )
 
 
-def _candidates(device: torch.device) -> Iterator[tuple[str, Attention]]:
-    for name, each in cuda_attention(device, deterministic=False).items():
-        if name != "reference":
-            yield name, each if isinstance(each, Attention) else Attention(each)
-    if has("triton"):
-        for name, each in cuda_attention(device, deterministic=True).items():
-            assert isinstance(each, Attention)
-            yield f"{name}, deterministic", each
+def _candidates(clock: Clock) -> Iterator[tuple[str, Attention]]:
+    for deterministic, suffix in ((False, ""), (True, ", deterministic")):
+        for name, each in clock.attention(deterministic=deterministic).items():
+            if name != "reference":
+                yield name + suffix, each if isinstance(each, Attention) else Attention(each)
 
 
 def _against(
-    gpu_seconds: Timer, call: Callable[[], object], work: float, limit: float, unit: str
+    clock: Clock, call: Callable[[], object], work: float, limit: float, unit: str
 ) -> dict[str, Any]:
     try:
-        seconds = gpu_seconds(call)
+        seconds = clock.seconds(call)
     except Exception as error:  # a candidate may refuse a shape in its own way
         return {"note": str(error).partition("\n")[0][:60]}
     return {

@@ -69,6 +69,7 @@ class CudaPlatform:
         self, layers: Layers, storage: PageStorage, attention: Attention, max_model_len: int
     ) -> ModelRunner:
         recorded = self._recordable(attention, storage.dtype)
+        self._candidates = {}  # one that was not chosen may hold memory
         recording = None
         if recorded is not None:
             padding_page = storage.data.shape[2] - 1

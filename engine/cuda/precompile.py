@@ -34,8 +34,7 @@ from kv_cache.storage import PageStorage
 
 ARCHITECTURES = (80, 90, 100)
 # Shared memory that one program may take, in bytes: CUDA C++ Programming Guide, technical
-# specifications per compute capability. 80 has 163 KiB; what is compiled for 86 and 89 differs from
-# it in nothing but the name, and they have 99.
+# specifications per compute capability. 80 has 163 KiB, and is held to the 99 of its relatives.
 SHARED_BYTES = {
     arch: kib * 1024
     for arch, kib in ((80, 99), (86, 99), (89, 99), (90, 227), (100, 227), (120, 99))

@@ -59,6 +59,7 @@ def test_a_loaded_model_computes_what_the_saved_one_does(save_model, small, conf
         head_dim=8,
         vocab_size=96,
         max_model_len=128,
+        windowed=config_class is MistralConfig,
     )
     original = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
     torch.testing.assert_close(logits(loaded.model), logits(original))

@@ -158,7 +158,7 @@ class _Probe:
         self._scale = spec.head_dim**-0.5
         exact = dtype if kv_dtype == torch.int8 else kv_dtype
         reference = self._prepare(Attention(reference_attention), exact)
-        windows = (None, _WINDOW) if spec.windowed else (None,)
+        windows: tuple[int | None, ...] = (None, _WINDOW) if spec.windowed else (None,)
         self._expected = {window: reference(window).float() for window in windows}
         self._tolerance = _INT8_TOLERANCE if kv_dtype == torch.int8 else _TOLERANCE[dtype]
 

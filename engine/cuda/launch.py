@@ -105,7 +105,7 @@ class AttentionCall:
             "query_head_stride": self.query.stride(1),
         }
 
-    def constants(self, tiles: "Tiles") -> dict[str, int | bool]:
+    def constants(self, tiles: Tiles) -> dict[str, int | bool]:
         """What both attention kernels are compiled for."""
         return {
             "GROUP": self.group,

@@ -11,7 +11,7 @@ IN_PARALLEL := -n auto --maxprocesses=4 --dist=loadfile
 # Setuptools warns of flat layouts at every editable install.
 INSTALL := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable
 
-.PHONY: serve test test-clients test-cuda bench-cuda check soak bench env clean
+.PHONY: serve test test-clients test-emulated test-cuda bench-cuda check soak bench env clean
 
 serve: $(VENV)/.native
 	$(BIN)/octavo serve --model $(MODEL) --port $(PORT)
@@ -37,6 +37,12 @@ bench: $(VENV)/.dev $(VENV)/.native
 # What others wrote against OpenAI's API, run against ours.
 test-clients: $(VENV)/.clients
 	$(PYTEST) -m clients
+
+# The kernels' AVX-512 and AMX variants with emulated instructions, on any processor with AVX2.
+test-emulated: $(VENV)/.dev
+	$(PYTEST) -p emulated_isa -m 'not real_model' tests/engine/test_packed_linears.py \
+	    tests/engine/test_native_attention.py tests/engine/test_native_block.py \
+	    tests/engine/sampling
 
 # On a machine with an NVIDIA GPU; elsewhere both fail and say that nothing was done.
 test-cuda: $(VENV)/.dev

@@ -25,8 +25,9 @@ _COMPILERS = ("c++", "g++", "clang++")
 # Not -ffast-math: NaN and infinity keep their meaning, and sums the order they are written in.
 _FLAGS = (
     "-std=c++17 -O3 -shared -fPIC -pthread -fvisibility=hidden -fno-math-errno -fno-trapping-math "
-    # The last two: GCC 12 warns of its own AVX-512 headers.
-    "-Wall -Wextra -Wno-psabi -Wno-uninitialized -Wno-maybe-uninitialized"
+    # GCC 12 warns of its own AVX-512 headers, Clang of options that it does not know.
+    "-Wall -Wextra -Wno-psabi -Wno-unknown-warning-option -Wno-uninitialized "
+    "-Wno-maybe-uninitialized"
 )
 
 
@@ -39,16 +40,19 @@ class Variant(NamedTuple):
     needs: frozenset[str]
 
 
-_AVX2 = frozenset({"avx2", "fma", "f16c", "bmi2"})
-_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-_AMX = _AVX512 | {"amx_tile", "amx_int8", "amx_bf16", "avx512_bf16"}
+# All that -march=x86-64-v3 and -v4 let the compiler use, by the kernel's names (abm: lzcnt). Linux
+# names AVX-512 and AMX only where it saves their registers, so XGETBV need not be asked.
+_V2 = frozenset({"cx16", "lahf_lm", "popcnt", "ssse3", "sse4_1", "sse4_2"})
+_AVX2 = _V2 | {"avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512_vnni"}
+_AMX = _AVX512 | {"amx_tile", "amx_int8", "amx_bf16"}
 
 # From the best to the plainest: the first one that the processor can run is taken.
 VARIANTS: Mapping[str, Variant] = MappingProxyType(
     {
         "amx": Variant(
             "x86_64",
-            "-march=x86-64-v4 -mavx512vnni -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16",
+            "-march=x86-64-v4 -mavx512vnni -mamx-tile -mamx-int8 -mamx-bf16",
             _AMX,
         ),
         "avx512": Variant("x86_64", "-march=x86-64-v4 -mavx512vnni", _AVX512),

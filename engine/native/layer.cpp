@@ -150,28 +150,28 @@ class Step {
                  m_.hidden, true);
     }
 
-    /// The tokens' rows as a linear layer takes them: normed, and quantised where it is int8.
+    /// The tokens' rows as a linear layer takes them: normed, and in the form of its weights.
     Rows prepare(const OctavoLinear& linear, const float* from, int64_t stride,
                  const float* norm) {
-        const bool quantise = linear.dtype == OCTAVO_I8;
-        if (norm || quantise) {
+        if (norm || wants_prepared(linear.dtype)) {
             for_rows(tokens_, [&](int first, int last) {
-                for (int r = first; r < last; ++r) prepare_row(linear, r, from + r * stride, norm);
+                for (int r = first; r < last; ++r) ready_row(linear, r, from + r * stride, norm);
             });
         }
         return norm ? Rows{w_.floats, linear.in, w_.ints, w_.scales}
                     : Rows{from, stride, w_.ints, w_.scales};
     }
 
-    void prepare_row(const OctavoLinear& linear, int64_t r, const float* x, const float* norm) {
+    void ready_row(const OctavoLinear& linear, int64_t r, const float* x, const float* norm) {
         const int in = linear.in;
         if (norm) {
             float* y = w_.floats + r * in;
             norm_row(x, norm, in, m_.eps, y);
             x = y;
         }
-        if (linear.dtype == OCTAVO_I8)
-            quantise_row(x, in, w_.ints + r * int_stride(in), w_.scales + r * blocks(in));
+        if (wants_prepared(linear.dtype))
+            prepare_row(linear.dtype, x, in, w_.ints + r * int_stride(in),
+                        w_.scales + r * blocks(in));
     }
 
     void multiply(const OctavoLinear& linear, const Rows& x, float* y, int64_t stride, bool add) {
@@ -238,7 +238,7 @@ class Step {
         const int rows = s_.num_rows;
         for_rows(rows, [&](int first, int last) {
             for (int r = first; r < last; ++r)
-                prepare_row(m_.head, r, w_.residual + s_.rows[r] * m_.hidden, m_.final_norm);
+                ready_row(m_.head, r, w_.residual + s_.rows[r] * m_.hidden, m_.final_norm);
         });
         const Rows x{w_.floats, m_.hidden, w_.ints, w_.scales};
         const Tiling t = tile(m_.head, rows, 1);

@@ -2,15 +2,19 @@
 //
 // float32 and bfloat16 weights are multiplied as float32 (a bfloat16 is widened by a shift). int8
 // weights meet activations of 16 bits: products of int16 pairs are summed exactly in int32 and
-// flushed to float32 once per block, at twice the rate of float32 arithmetic on AVX2.
+// flushed to float32 once per block, at twice the rate of float32 arithmetic on AVX2. Where there
+// is AMX, its tiles multiply int8 and bfloat16 weights instead (amx.h).
 #include "linear.h"
 
-#include <math.h>
-
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
+#include "fetch.h"
 #include "parallel.h"
+#if defined(__AMX_INT8__)
+#include "amx.h"
+#endif
 
 namespace octavo {
 namespace {
@@ -20,28 +24,7 @@ constexpr int kTileRows = kLanes == 8 ? 6 : 12;  // 16 registers, or 32
 constexpr int64_t kTaskBytes = 32768;  // weights of a task, at least
 constexpr int kMinTasks = 8;           // so that a slowed core leaves work to the others
 
-constexpr int kAhead = 2048;           // bytes of weights fetched before their use by a single tile
-
 constexpr int64_t kSmall = 1 << 17;    // products that one thread has done before another is awake
-
-/// What a tile fetches while it computes: its share of the weights that are wanted next, so that
-/// memory is at work during all tiles over a block of weights and not in the first one alone.
-struct Fetch {
-    const char* at;
-    int64_t step;  // bytes for each iteration of the tile
-
-    void next() {
-        __builtin_prefetch(at, 0, 3);
-        at += step;
-    }
-};
-
-/// The share of tile `tile` of `tiles` over a block of `iterations` * `bytes` of weights.
-inline Fetch share(const void* block, int iterations, int bytes, int tile, int tiles) {
-    if (tiles == 1) return {(const char*)block + kAhead, bytes};
-    const int64_t step = (bytes + tiles - 1) / tiles;
-    return {(const char*)block + (int64_t)iterations * (bytes + tile * step), step};
-}
 
 // Unrolled whole, so that sums stay in registers.
 #define ALL_OF(R) _Pragma("GCC unroll 16") for (int i = 0; i < (R); ++i)
@@ -62,45 +45,48 @@ inline void load_weights(const uint32_t* w, Vec (&v)[kVectors]) {
     v[1] = bits<Vec>(both & 0xffff0000u);
 }
 
-/// One tile of sums over `n` values of k: R rows times one panel.
-template <int R, class W>
-void float_tile(const W* w, int per_k, Fetch fetch, const float* x, int64_t stride, int n,
-                float* out, int64_t out_stride, bool fresh) {
-    Vec acc[R][kVectors];
-    ALL_OF(R) {
-        acc[i][0] = fresh ? Vec{} : load(out + i * out_stride);
-        acc[i][1] = fresh ? Vec{} : load(out + i * out_stride + kLanes);
-    }
-    for (int k = 0; k < n; ++k, w += per_k) {
-        Vec weights[kVectors];
-        load_weights(w, weights);
-        fetch.next();
+/// A block of `n` values of k of one panel and the rows that meet it. The sums of some rows stay in
+/// registers, `out` [rows, kPanel] has them before and after.
+template <class W>
+struct FloatBlock {
+    static constexpr int kPerK = std::is_same_v<W, float> ? kPanel : kPanel / 2;
+
+    const W* weights;
+    const float* x;
+    int64_t stride;
+    int n;
+    float* out;
+    bool fresh;  // there are no sums yet
+
+    int iterations() const { return n; }
+    static constexpr int bytes() { return kPerK * (int)sizeof(W); }  // of an iteration
+
+    template <int R>
+    void multiply(int row, Fetch fetch) const {
+        const W* w = weights;
+        const float* from = x + row * stride;
+        float* to = out + row * kPanel;
+        Vec acc[R][kVectors];
         ALL_OF(R) {
-            Vec a = broadcast(x[i * stride + k]);
-            acc[i][0] = fma(weights[0], a, acc[i][0]);
-            acc[i][1] = fma(weights[1], a, acc[i][1]);
+            acc[i][0] = fresh ? Vec{} : load(to + i * kPanel);
+            acc[i][1] = fresh ? Vec{} : load(to + i * kPanel + kLanes);
+        }
+        for (int k = 0; k < n; ++k, w += kPerK) {
+            Vec pair[kVectors];
+            load_weights(w, pair);
+            fetch.next();
+            ALL_OF(R) {
+                Vec a = broadcast(from[i * stride + k]);
+                acc[i][0] = fma(pair[0], a, acc[i][0]);
+                acc[i][1] = fma(pair[1], a, acc[i][1]);
+            }
+        }
+        ALL_OF(R) {
+            store(to + i * kPanel, acc[i][0]);
+            store(to + i * kPanel + kLanes, acc[i][1]);
         }
     }
-    ALL_OF(R) {
-        store(out + i * out_stride, acc[i][0]);
-        store(out + i * out_stride + kLanes, acc[i][1]);
-    }
-}
-
-/// The tiles over a block of `n` values of k, `tile` of them done.
-template <int R, class W>
-void float_rows(int rows, const W* w, int per_k, const float* x, int64_t stride, int n, float* out,
-                int64_t out_stride, bool fresh, int tile, int tiles) {
-    for (; rows >= R; rows -= R, ++tile) {
-        const Fetch fetch = share(w, n, per_k * (int)sizeof(W), tile, tiles);
-        float_tile<R>(w, per_k, fetch, x, stride, n, out, out_stride, fresh);
-        x += R * stride, out += R * out_stride;
-    }
-    if constexpr (R > 1) {
-        if (rows > 0)
-            float_rows<R - 1>(rows, w, per_k, x, stride, n, out, out_stride, fresh, tile, tiles);
-    }
-}
+};
 
 // ---- int8 weights ------------------------------------------------------------------------------
 
@@ -136,70 +122,98 @@ inline IntVec add_pairs(IntVec sum, ShortVec a, ShortVec b) {
 #endif
 }
 
-template <int R>
-void byte_tile(const int8_t* w, Fetch fetch, const int16_t* x, int64_t stride, const float* scales,
-               int scale_stride, int pairs, float* out, int64_t out_stride, bool fresh) {
-    IntVec acc[R][kVectors];
-    ALL_OF(R) acc[i][0] = acc[i][1] = IntVec{};
-    for (int k = 0; k < pairs; ++k, w += 2 * kPanel) {
-        const ShortVec first = load_bytes(w), second = load_bytes(w + kPanel);
-        fetch.next();
+/// As FloatBlock, of `pairs` pairs of k: exact sums, that are added to `out` scaled.
+struct ByteBlock {
+    const int8_t* weights;
+    const int16_t* x;
+    int64_t stride;
+    const float* scales;
+    int scale_stride;
+    int pairs;
+    float* out;
+    bool fresh;
+
+    int iterations() const { return pairs; }
+    static constexpr int bytes() { return 2 * kPanel; }
+
+    template <int R>
+    void multiply(int row, Fetch fetch) const {
+        const int8_t* w = weights;
+        const int16_t* from = x + row * stride;
+        IntVec acc[R][kVectors];
+        ALL_OF(R) acc[i][0] = acc[i][1] = IntVec{};
+        for (int k = 0; k < pairs; ++k, w += 2 * kPanel) {
+            const ShortVec first = load_bytes(w), second = load_bytes(w + kPanel);
+            fetch.next();
+            ALL_OF(R) {
+                int32_t pair;
+                memcpy(&pair, from + i * stride + 2 * k, sizeof pair);
+                const ShortVec a = bits<ShortVec>(broadcast_int(pair));
+                acc[i][0] = add_pairs(acc[i][0], first, a);
+                acc[i][1] = add_pairs(acc[i][1], second, a);
+            }
+        }
         ALL_OF(R) {
-            int32_t pair;
-            memcpy(&pair, x + i * stride + 2 * k, sizeof pair);
-            const ShortVec a = bits<ShortVec>(broadcast_int(pair));
-            acc[i][0] = add_pairs(acc[i][0], first, a);
-            acc[i][1] = add_pairs(acc[i][1], second, a);
+            const Vec scale = broadcast(scales[(row + i) * scale_stride]);
+            float* to = out + (row + i) * kPanel;
+            Vec first = fresh ? Vec{} : load(to), second = fresh ? Vec{} : load(to + kLanes);
+            store(to, fma(__builtin_convertvector(acc[i][0], Vec), scale, first));
+            store(to + kLanes, fma(__builtin_convertvector(acc[i][1], Vec), scale, second));
         }
     }
-    ALL_OF(R) {
-        const Vec scale = broadcast(scales[i * scale_stride]);
-        float* at = out + i * out_stride;
-        Vec first = fresh ? Vec{} : load(at), second = fresh ? Vec{} : load(at + kLanes);
-        store(at, fma(__builtin_convertvector(acc[i][0], Vec), scale, first));
-        store(at + kLanes, fma(__builtin_convertvector(acc[i][1], Vec), scale, second));
-    }
-}
+};
 
-template <int R>
-void byte_rows(int rows, const int8_t* w, const int16_t* x, int64_t stride, const float* scales,
-               int scale_stride, int pairs, float* out, int64_t out_stride, bool fresh, int tile,
-               int tiles) {
-    for (; rows >= R; rows -= R, ++tile) {
-        const Fetch fetch = share(w, pairs, 2 * kPanel, tile, tiles);
-        byte_tile<R>(w, fetch, x, stride, scales, scale_stride, pairs, out, out_stride, fresh);
-        x += R * stride, scales += R * scale_stride, out += R * out_stride;
+// ---- all rows of a task ------------------------------------------------------------------------
+
+/// The rows row .. rows of a block, R at a time and then what is left; `tile` tiles are done.
+template <int R, class Block>
+void multiply_from(const Block& block, int row, int rows, int tile) {
+    const int tiles = (rows + kTileRows - 1) / kTileRows;
+    for (; row + R <= rows; row += R, ++tile) {
+        block.template multiply<R>(
+            row, share(block.weights, block.iterations(), block.bytes(), tile, tiles));
     }
     if constexpr (R > 1) {
-        if (rows > 0)
-            byte_rows<R - 1>(rows, w, x, stride, scales, scale_stride, pairs, out, out_stride,
-                             fresh, tile, tiles);
+        if (row < rows) multiply_from<R - 1>(block, row, rows, tile);
     }
 }
 
-// ---- packed layout -----------------------------------------------------------------------------
-
-/// Bytes of one panel: all of K for kPanel channels.
-int64_t panel_bytes(int in, int dtype) {
-    int64_t width = kPanel;
-    switch (dtype) {
-        case OCTAVO_I8: return padded(in, 2) * width;
-        case OCTAVO_BF16: return 2 * in * width;
-        default: return 4 * in * width;
-    }
+template <class Block>
+void multiply_rows(const Block& block, int rows) {
+    multiply_from<kTileRows>(block, 0, rows, 0);
 }
 
-/// Where weight (channel, k) of a panel lies, counted in elements.
-int64_t position(int channel, int k, int dtype) {
-    int64_t width = kPanel;
-    switch (dtype) {
-        case OCTAVO_I8: return (k / 2 * width + channel) * 2 + k % 2;
-        case OCTAVO_BF16: {
-            int pair = channel / (2 * kLanes), in_pair = channel % (2 * kLanes);
-            return k * width + pair * 2 * kLanes + in_pair % kLanes * 2 + in_pair / kLanes;
-        }
-        default: return k * width + channel;
+/// sums [rows, kPanel] (+)= a block of `n` values of k from `k` on, a multiple of kBlock.
+void multiply_block(const OctavoLinear& linear, const void* panel, const Rows& x, int row, int rows,
+                    int k, int n, float* sums) {
+    const int in = linear.in, width = kPanel;
+    const int64_t stride = int_stride(in), at = (int64_t)k * width;
+    if (linear.dtype == OCTAVO_F32) {
+        multiply_rows(FloatBlock<float>{(const float*)panel + at, x.floats + row * x.stride + k,
+                                        x.stride, n, sums, k == 0},
+                      rows);
+        return;
     }
+    const float* scales = x.scales + row * blocks(in) + k / kBlock;
+#if defined(__AMX_INT8__)
+    const int size = linear.dtype == OCTAVO_I8 ? 1 : 2;
+    const TileBlock block{(const char*)panel + at * size, (n * size + kStep - 1) / kStep,
+                          (const char*)(x.ints + row * stride) + k * size, 2 * stride,
+                          term_stride(in) * size, scales, blocks(in), k == 0};
+    if (linear.dtype == OCTAVO_I8) multiply_tiles<int8_t>(block, rows, sums);
+    else multiply_tiles<bf16>(block, rows, sums);
+#else
+    if (linear.dtype == OCTAVO_I8) {
+        multiply_rows(ByteBlock{(const int8_t*)panel + at, x.ints + row * stride + k, stride,
+                                scales, blocks(in), (n + 1) / 2, sums, k == 0},
+                      rows);
+    } else {  // two channels to a lane
+        multiply_rows(FloatBlock<uint32_t>{(const uint32_t*)panel + at / 2,
+                                           x.floats + row * x.stride + k, x.stride, n, sums,
+                                           k == 0},
+                      rows);
+    }
+#endif
 }
 
 /// y = sums * scales + bias, + y if `add`, for the `n` channels of one vector.
@@ -237,87 +251,22 @@ void finish(const OctavoLinear& linear, int first_channel, int width, int rows, 
     }
 }
 
-/// Round to the nearest integer, ties to even, as lrintf does; |v| < 2^22.
-inline void store_rounded(int16_t* p, Vec v) {
-    const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23
-    IntVec whole = bits<IntVec>(v + magic) - bits<IntVec>(magic);
-    typedef int16_t Half __attribute__((vector_size(kLanes * 2)));
-    Half h = __builtin_convertvector(whole, Half);
-    memcpy(p, &h, sizeof h);
-}
-
 }  // namespace
-
-void quantise_row(const float* x, int in, int16_t* ints, float* scales) {
-    int64_t whole = int_stride(in);
-    for (int start = 0; start < in; start += kBlock) {
-        int n = std::min(kBlock, in - start);
-        Vec top{}, poison{};
-        int k = 0;
-        for (; k + kLanes <= n; k += kLanes) {
-            Vec v = load(x + start + k);
-            top = max(abs(v), top);
-            poison = fma(v, broadcast(0.0f), poison);
-        }
-        if (k < n) {
-            Vec v = load_some(x + start + k, n - k);
-            top = max(abs(v), top);
-            poison = fma(v, broadcast(0.0f), poison);
-        }
-        const float peak = largest(top);
-        // Where a number is not finite the scale is NaN, and so is all that the row gives.
-        const float scale = peak / 32767.0f + sum(poison);
-        const float inverse = peak > 0 && scale == scale ? 32767.0f / peak : 0.0f;
-        *scales++ = scale;
-        for (k = 0; k + kLanes <= n; k += kLanes)
-            store_rounded(ints + start + k, load(x + start + k) * inverse);
-        for (; k < n; ++k)
-            ints[start + k] = inverse > 0 ? (int16_t)lrintf(x[start + k] * inverse) : 0;
-    }
-    for (int64_t k = in; k < whole; ++k) ints[k] = 0;
-}
 
 void compute_panels(const OctavoLinear& linear, const Rows& x, int row, int rows, int first,
                     int panels, float* out, int64_t out_stride, bool add) {
     const int width = kPanel, in = linear.in;
     const int64_t bytes = panel_bytes(in, linear.dtype);
-    const int tiles = (rows + kTileRows - 1) / kTileRows;
     alignas(64) float sums[kRowBlock * kPanel];
+#if defined(__AMX_INT8__)
+    const TilesInUse tiles(tile_height(rows));
+#endif
     for (int p = 0; p < panels; ++p) {
-        const char* w = (const char*)linear.weights + (first + p) * bytes * linear.panel_step;
-        for (int k = 0, b = 0; k < in; k += kBlock, ++b) {
-            const int n = std::min(kBlock, in - k);
-            if (linear.dtype == OCTAVO_I8) {
-                byte_rows<kTileRows>(rows, (const int8_t*)w + (int64_t)k * width,
-                                     x.ints + row * int_stride(in) + k, int_stride(in),
-                                     x.scales + row * blocks(in) + b, blocks(in), (n + 1) / 2, sums,
-                                     width, k == 0, 0, tiles);
-            } else if (linear.dtype == OCTAVO_BF16) {
-                float_rows<kTileRows>(rows, (const uint32_t*)w + (int64_t)k * width / 2, width / 2,
-                                       x.floats + row * x.stride + k, x.stride, n, sums, width,
-                                       k == 0, 0, tiles);
-            } else {
-                float_rows<kTileRows>(rows, (const float*)w + (int64_t)k * width, width,
-                                       x.floats + row * x.stride + k, x.stride, n, sums, width,
-                                       k == 0, 0, tiles);
-            }
-        }
+        const char* panel = (const char*)linear.weights + (first + p) * bytes * linear.panel_step;
+        for (int k = 0; k < in; k += kBlock)
+            multiply_block(linear, panel, x, row, rows, k, std::min(kBlock, in - k), sums);
         finish(linear, (first + p) * width, width, rows, sums, width, out + p * width, out_stride,
                add);
-    }
-}
-
-void unpack_row(const OctavoLinear& linear, int64_t channel, float* x) {
-    const int dtype = linear.dtype, in_panel = (int)(channel % kPanel);
-    const char* panel = (const char*)linear.weights +
-                        channel / kPanel * panel_bytes(linear.in, dtype) * linear.panel_step;
-    for (int k = 0; k < linear.in; ++k) {
-        const int64_t at = position(in_panel, k, dtype);
-        switch (dtype) {
-            case OCTAVO_I8: x[k] = ((const int8_t*)panel)[at] * linear.scales[channel]; break;
-            case OCTAVO_BF16: x[k] = widen(((const bf16*)panel)[at]); break;
-            default: x[k] = ((const float*)panel)[at];
-        }
     }
 }
 
@@ -340,60 +289,21 @@ Tiling tile(const OctavoLinear& linear, int rows, int panel_multiple) {
 
 using namespace octavo;
 
-int64_t octavo_packed_bytes(int32_t in, int32_t out, int32_t dtype) {
-    int64_t panels = (out + kPanel - 1) / kPanel;
-    return panels * panel_bytes(in, dtype);
-}
-
-void octavo_pack(const float* weights, int32_t in, int32_t out, int32_t dtype, int32_t panel_step,
-                 void* packed, float* scales) {
-    const int width = kPanel;
-    const int64_t bytes = panel_bytes(in, dtype);
-    parallel_for((out + width - 1) / width, [&](int64_t p, int) {
-        char* panel = (char*)packed + p * bytes * panel_step;
-        memset(panel, 0, bytes);
-        for (int c = 0; c < width && p * width + c < out; ++c) {
-            const float* from = weights + (p * width + c) * in;
-            float inverse = 0;
-            if (dtype == OCTAVO_I8) {
-                float peak = 0;
-                for (int k = 0; k < in; ++k) peak = std::max(peak, fabsf(from[k]));
-                scales[p * width + c] = peak / 127.0f;
-                inverse = peak > 0 ? 127.0f / peak : 0.0f;
-            }
-            for (int k = 0; k < in; ++k) {
-                int64_t at = position(c, k, dtype);
-                if (dtype == OCTAVO_I8) ((int8_t*)panel)[at] = (int8_t)lrintf(from[k] * inverse);
-                else if (dtype == OCTAVO_BF16) ((bf16*)panel)[at] = narrow(from[k]);
-                else ((float*)panel)[at] = from[k];
-            }
-        }
-    });
-}
-
-void octavo_unpack(const OctavoLinear* linear, const int64_t* channels, int32_t count,
-                   float* weights) {
-    parallel_for(count, [&](int64_t i, int) {
-        unpack_row(*linear, channels[i], weights + i * linear->in);
-    });
-}
-
-int32_t octavo_panel(void) { return kPanel; }
-
 void octavo_linear(const OctavoLinear* linear, const float* x, int64_t x_stride, int32_t rows,
                    float* y, int64_t y_stride) {
     Rows prepared{x, x_stride, nullptr, nullptr};
     std::vector<int16_t> ints;
     std::vector<float> scales;
     const int in = linear->in;
-    if (linear->dtype == OCTAVO_I8) {
+    if (wants_prepared(linear->dtype)) {
         ints.resize(rows * int_stride(in));
         scales.resize((int64_t)rows * blocks(in));
-        auto quantise = [&](int64_t r, int) {
-            quantise_row(x + r * x_stride, in, &ints[r * int_stride(in)], &scales[r * blocks(in)]);
+        auto prepare = [&](int64_t r, int) {
+            prepare_row(linear->dtype, x + r * x_stride, in, &ints[r * int_stride(in)],
+                        &scales[r * blocks(in)]);
         };
-        if (rows < 8) for (int r = 0; r < rows; ++r) quantise(r, 0);
-        else parallel_for(rows, quantise);
+        if (rows < 8) for (int r = 0; r < rows; ++r) prepare(r, 0);
+        else parallel_for(rows, prepare);
         prepared.ints = ints.data(), prepared.scales = scales.data();
     }
     const Tiling t = tile(*linear, rows, 1);

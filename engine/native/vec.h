@@ -123,10 +123,11 @@ inline Vec load(const int8_t* p) {
     return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 #elif defined(__AVX2__)
     return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
-#endif
+#else
     ByteVec b;
     memcpy(&b, p, sizeof b);
     return __builtin_convertvector(__builtin_convertvector(b, IntVec), Vec);
+#endif
 }
 
 // reductions: always in the same order ------------------------------------------------------

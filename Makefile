@@ -40,7 +40,7 @@ test-clients: $(VENV)/.clients
 
 # The kernels' AVX-512 and AMX variants with emulated instructions, on any processor with AVX2.
 test-emulated: $(VENV)/.dev
-	$(PYTEST) -p emulated_isa -m 'not real_model' tests/engine/test_packed_linears.py \
+	$(PYTEST) -p emulated_isa -m 'not real_model and not slow' tests/engine/test_packed_linears.py \
 	    tests/engine/test_native_attention.py tests/engine/test_native_block.py \
 	    tests/engine/sampling
 

@@ -6,7 +6,7 @@ module find nothing else, so that tests parametrised by instruction set run on t
 the code of those variants, not what a compiler or a processor makes of it.
 """
 
-import sys
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 import engine.native.build as build_module
 import engine.native.library as library_module
-from engine.native.build import Variant
+from engine.native.build import Variant, library_path
 
 _HEADER = Path(__file__).with_suffix(".h")
 _PLAIN = f"-O1 -march=x86-64-v3 -include {_HEADER}"  # the loops of -O3 take a minute to compile
@@ -26,15 +26,16 @@ _EMULATED = {
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module asks which variants there are."""
-    build_module.VARIANTS = library_module.VARIANTS = _EMULATED
-    missing = sorted(set(_EMULATED) - set(library_module.runnable_variants()))
-    if missing:
-        raise pytest.UsageError(f"nothing to test: no AVX2 here to emulate {missing} with")
+    patch = pytest.MonkeyPatch()
+    config.add_cleanup(patch.undo)
+    for module in (build_module, library_module):
+        patch.setattr(module, "VARIANTS", _EMULATED)
+    if set(library_module.runnable_variants()) != set(_EMULATED):
+        raise pytest.UsageError("nothing to test: the emulation needs a processor with AVX2")
     folder = Path(tempfile.mkdtemp(prefix="octavo-emulated-"))
-    config.add_cleanup(lambda: [file.unlink() for file in folder.iterdir()] and folder.rmdir())
+    config.add_cleanup(lambda: shutil.rmtree(folder))
     failures = build_module.build(folder)
     if failures:
         raise pytest.UsageError("\n".join(failures.values()))
-    library_module.library_path = lambda isa, _=None: build_module.library_path(isa, folder)
-    library_module._ask_for_tiles = lambda: None
-    print(f"emulated, on {sys.platform}: {', '.join(_EMULATED)}")
+    patch.setattr(library_module, "library_path", lambda isa, _: library_path(isa, folder))
+    patch.setattr(library_module, "_ask_for_tiles", lambda: None)

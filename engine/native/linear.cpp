@@ -138,16 +138,20 @@ struct ByteBlock {
 
     template <int R>
     void multiply(int row, Fetch fetch) const {
-        const int8_t* w = weights;
-        const int16_t* from = x + row * stride;
         IntVec acc[R][kVectors];
-        ALL_OF(R) acc[i][0] = acc[i][1] = IntVec{};
-        for (int k = 0; k < pairs; ++k, w += 2 * kPanel) {
+        const char* from[R];
+        ALL_OF(R) {
+            acc[i][0] = acc[i][1] = IntVec{};
+            from[i] = (const char*)(x + (row + i) * stride);
+        }
+        // One counter for all addresses: bytes of a row.
+        for (int64_t at = 0; at < 4 * (int64_t)pairs; at += 4) {
+            const int8_t* w = weights + at * (kPanel / 2);
             const ShortVec first = load_bytes(w), second = load_bytes(w + kPanel);
             fetch.next();
             ALL_OF(R) {
                 int32_t pair;
-                memcpy(&pair, from + i * stride + 2 * k, sizeof pair);
+                memcpy(&pair, from[i] + at, sizeof pair);
                 const ShortVec a = bits<ShortVec>(broadcast_int(pair));
                 acc[i][0] = add_pairs(acc[i][0], first, a);
                 acc[i][1] = add_pairs(acc[i][1], second, a);

@@ -78,6 +78,24 @@ def test_a_variant_the_processor_lacks_is_refused_without_running_it(
     assert "avx2: this processor cannot run it" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("lacks", "runs"),
+    [
+        (set(), ["amx", "avx512", "avx2"]),
+        ({"amx_bf16"}, ["avx512", "avx2"]),
+        ({"amx_tile", "amx_int8", "amx_bf16", "avx512_vnni"}, ["avx2"]),  # Skylake-X
+        ({"avx512cd"}, ["avx2"]),
+        ({"movbe"}, []),
+    ],
+)
+def test_a_variant_runs_only_where_all_that_its_compiler_may_use_is_there(
+    monkeypatch: pytest.MonkeyPatch, lacks: set[str], runs: list[str]
+) -> None:
+    monkeypatch.setattr(library_module, "machine", lambda: "x86_64")
+    monkeypatch.setattr(library_module, "cpu_flags", lambda: VARIANTS["amx"].needs - lacks)
+    assert runnable_variants() == runs
+
+
 def test_without_libraries_one_warning_says_how_to_build_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -233,12 +233,16 @@ def _wall_seconds(call: Callable[[], object], clock: Clock) -> float:
 
 def _floor_seconds(loaded: LoadedEngine, tokens: int, limits: dict[str, Any]) -> float:
     """Reading every weight but the rows of the input embedding, and `tokens` of cache, once."""
-    weights = {p.data_ptr(): p.nbytes for p in loaded.model.parameters()}
-    embedding = loaded.model.get_input_embeddings().weight
-    tied = embedding.data_ptr() == loaded.model.get_output_embeddings().weight.data_ptr()
-    weight_bytes = sum(weights.values()) - (0 if tied else embedding.nbytes)
+    weight_bytes = loaded.info.weight_bytes
+    if not loaded.model.config.get_text_config().tie_word_embeddings:
+        weight_bytes -= _embedding_size(loaded) * getattr(torch, loaded.info.dtype).itemsize
     token_bytes = loaded.info.kv_cache_bytes / loaded.info.num_slots
     return float((weight_bytes + tokens * token_bytes) / (limits["copy_gb_per_s"] * 1e9))
+
+
+def _embedding_size(loaded: LoadedEngine) -> int:
+    config = loaded.model.config.get_text_config()
+    return int(config.vocab_size * config.hidden_size)
 
 
 def prefill_rows(
@@ -264,7 +268,7 @@ def prefill_rows(
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         linear = sum(p.numel() for p in loaded.model.parameters() if p.dim() > 1)
-        linear -= loaded.model.get_input_embeddings().weight.numel()
+        linear -= _embedding_size(loaded)
         flop = 2 * linear * tokens + 2 * config.num_hidden_layers * width * tokens**2
         yield {
             "tokens": tokens,

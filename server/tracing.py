@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from scheduler import SamplingParams
 from server.generation import Generation, longest
 from server.middleware import RequestRecord
+from server.turnstile import ARRIVED
 from server.version import version
 
 logger = logging.getLogger("octavo.server")
@@ -84,6 +85,7 @@ class TracingMiddleware:
             operation,
             context=propagate.extract(Headers(scope=scope)),
             kind=SpanKind.SERVER,
+            start_time=int((scope["state"][ARRIVED] + offset) * 1e9),
             attributes={
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "octavo",

@@ -189,7 +189,7 @@ class TerminalProgram:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def expect(self, text: str, seconds: float = 20.0) -> str:
+    def expect(self, text: str, seconds: float = 60.0) -> str:
         """What is shown up to and with `text`, since the last call."""
         end = time.monotonic() + seconds
         while text not in self._seen:
@@ -207,15 +207,15 @@ class TerminalProgram:
     def interrupt(self, text: str) -> None:
         """Press Ctrl-C, and again as a person would, until `text` is shown: a signal that comes
         just before a system call blocks is noticed only after it."""
-        for _ in range(20):
+        for _ in range(8):
             self.type(CTRL_C)
             with suppress(AssertionError):
-                self.expect(text, seconds=1.0)
+                self.expect(text, seconds=5.0)  # a late second one would meet what comes next
                 return
         raise AssertionError(f"no {text!r} after Ctrl-C")
 
     def wait(self) -> int:
-        return self._process.wait(20.0)
+        return self._process.wait(60.0)
 
     def close(self) -> None:
         self._process.kill()
@@ -277,7 +277,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(serve: Any, terminal: Any) 
     program.type("one\n")
     program.expect("for ever")
     program.interrupt("stopped")
-    assert gone.wait(20.0)
+    assert gone.wait(60.0)
     program.expect(">>> ")
     program.type("two\n")
     program.expect("cached")

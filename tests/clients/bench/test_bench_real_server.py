@@ -81,8 +81,8 @@ def test_a_trace_is_replayed_at_its_times(url: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert result["completed"] == 9
     assert result["output_lens"] == [3] * 9
-    starts = [start - result["start_times"][0] for start in result["start_times"]]
-    assert all(start >= 0.05 * i - 0.001 for i, start in enumerate(starts))
+    # Since the run began: any of them, the first too, may be late.
+    assert all(start >= 0.05 * i - 0.001 for i, start in enumerate(result["start_times"]))
     assert result["prefix_hit_rate"] > 0.4
 
 

@@ -87,6 +87,7 @@ class Admission:
         # When those that were refused were told to come back: no more of them than may wait.
         self._returns: deque[float] = deque(maxlen=max(settings.max_num_queued_reqs, 1))
         self._num_open = 0
+        self._num_cut_off = 0
         self._draining = False
         self._empty: asyncio.Event = asyncio.Event()
         self._empty.set()
@@ -99,9 +100,10 @@ class Admission:
 
     @property
     def num_waiting(self) -> int:
-        """What waits: sequences in the engine's queue, and calls at the turnstile, of which nobody
-        knows yet how many sequences they ask for."""
-        return self._engine.stats.num_waiting + self.turnstile.num_waiting
+        """What waits: sequences in the engine's queue and on their way to it, and calls at the
+        turnstile, of which nobody knows yet how many sequences they ask for."""
+        stats = self._engine.stats
+        return stats.num_waiting + self._ledger.unheard(stats) + self.turnstile.num_waiting
 
     @property
     def draining(self) -> bool:
@@ -229,6 +231,7 @@ class Admission:
     def cut_off(self) -> None:
         """End all open calls now; their clients are told that the server is shutting down."""
         if not self.cutoff.done():
+            self._num_cut_off = self._num_open
             self.cutoff.set_result(None)
 
     async def drain(self, timeout: float) -> int:
@@ -236,17 +239,19 @@ class Admission:
         then cut off what is left and return how many calls that were.
         """
         self._draining = True
-        # Those that wait for their turn are refused in a moment; then nobody else is inside.
-        await self.turnstile.turn()
-        emptied = asyncio.ensure_future(self._empty.wait())
+        emptied = asyncio.ensure_future(self._emptied())
         either: list[asyncio.Future[Any]] = [emptied, self.cutoff]
         await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        remaining = self._num_open
         self.cut_off()
         # A call whose body is still on its way does not hear the cutoff: it is not waited for.
         await asyncio.wait({emptied}, timeout=CUTOFF_SECONDS)
         emptied.cancel()
-        return remaining
+        return self._num_cut_off
+
+    async def _emptied(self) -> None:
+        # Those that wait for their turn are refused in a moment; then nobody else is inside.
+        await self.turnstile.turn()
+        await self._empty.wait()
 
 
 def _size(request: Request) -> Size:

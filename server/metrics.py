@@ -205,7 +205,7 @@ class _Totals(Collector):
         yield self._gauge("num_requests_running", "Sequences that run.", stats.num_running)
         yield self._gauge(
             "num_requests_waiting",
-            "Sequences that wait, and calls that have not been looked at.",
+            "Sequences that wait, and calls of which the engine has not told yet.",
             self._num_waiting(),
         )
         ready = self._engine.state.phase == "ready"

@@ -60,6 +60,11 @@ class QueueLedger:
             tokens + self._sent_sum.tokens - seated.tokens,
         )
 
+    def unheard(self, stats: SchedulerStats) -> int:
+        """Choices that are on their way to the engine, which does not count them yet."""
+        self._take_note(stats.newest_request)
+        return self._reserved + self._sent_sum.choices
+
     def _take_note(self, newest: int) -> None:
         while self._sent:
             number = next(iter(self._sent))

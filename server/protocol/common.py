@@ -174,8 +174,8 @@ class GenerationRequest(RequestModel):
         None,
         "Seconds from the request's arrival, at most `--max-timeout`. When they are up, the answer "
         "so far is all, with `finish_reason` `length` and `stop_reason` `deadline`; before the "
-        "first token it is a 503 `queue_timeout`. The header `X-Request-Timeout` says the same; "
-        "the shorter one counts.",
+        "first token it is a 503 `queue_timeout` (in a stream its error event). The header "
+        "`X-Request-Timeout` says the same; the shorter one counts.",
         f"{OURS}; absent, `--default-timeout`",
         above=0,
         checks={"gt": 0},

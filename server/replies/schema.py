@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kv_cache import MissReason
 
 FinishReason = Literal["stop", "length"]
-_WAITING = "Sequences in the queue, and calls that have come and not been looked at yet."
+_WAITING = "Sequences in the queue, and calls of which the engine has not told yet."
 
 
 class Shape(BaseModel):

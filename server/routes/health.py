@@ -73,7 +73,7 @@ async def server_info(context: Context) -> Response:
 @router.get("/load", responses=answers(schema.Load, 401))
 async def load(context: Context) -> Response:
     """`server_load` counts the calls under way, from the moment that they come; the rest are the
-    engine's newest gauges. Calls that have not been looked at count as waiting."""
+    engine's newest gauges. Calls of which it has not told yet count as waiting."""
     stats, admission = context.engine.stats, context.admission
     return JsonReply(
         {

@@ -56,23 +56,25 @@ async def test_health_is_answered_before_most_of_a_crowd_has_gone_in(crowd, path
     assert {call.status_code for call in await asyncio.gather(*calls)} == {200}
 
 
-async def test_those_outside_count_as_waiting_and_as_under_way(crowd):
+async def test_a_call_counts_as_waiting_until_the_engine_tells_of_it(crowd):
     engine, client, calls = await crowd()
-    load = (await client.get("/load")).json()
-    outside = load["num_requests_waiting"]
-    assert 0 < outside < MANY
-    assert load["server_load"] == len(calls)
-    assert 0 < (await client.get("/health/ready")).json()["num_requests_waiting"] <= outside
-    [line] = [
-        line
-        for line in (await client.get("/metrics")).text.splitlines()
-        if line.startswith("octavo:num_requests_waiting{")
-    ]
-    assert 0 < float(line.split()[-1]) <= outside
+    assert len(engine.requests) < len(calls)
+
+    async def is_told() -> None:
+        load = (await client.get("/load")).json()
+        assert load["server_load"] == load["num_requests_waiting"] == len(calls)
+        ready = (await client.get("/health/ready")).json()
+        assert ready["num_requests_waiting"] == len(calls)
+        metrics = (await client.get("/metrics")).text.splitlines()
+        [line] = [text for text in metrics if text.startswith("octavo:num_requests_waiting{")]
+        assert float(line.split()[-1]) == len(calls)
+
+    await is_told()  # while most of them are outside
     await until(lambda: len(engine.requests) == len(calls))
-    assert (await client.get("/load")).json()["num_requests_waiting"] == 0
+    await is_told()  # on their way: this engine reports no step
     engine.resume()
     await asyncio.gather(*calls)
+    assert (await client.get("/load")).json()["num_requests_waiting"] == 0
 
 
 async def test_the_time_outside_counts(crowd):

@@ -213,7 +213,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--share", type=float, default=1.0, metavar="X", help="of the prompts")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--octavo", default="", metavar="FLAGS", help="for octavo serve")
-    parser.add_argument("--results", type=Path, default=Path("simulate-check"), metavar="FOLDER")
+    parser.add_argument(
+        "--results", type=Path, default=Path("build/simulate-check"), metavar="FOLDER"
+    )
     parser.add_argument("--ready-seconds", type=float, default=300.0, metavar="S")
     return parser
 

@@ -159,10 +159,12 @@ def test_a_reader_that_goes_ends_the_program_quietly(serve: Any) -> None:
 # ------------------------------------------------------------------------------------- terminal
 
 PROGRAM = """
-import os, sys
+import os, signal, sys
 if os.isatty(0):
     # A session leader's first terminal becomes its own, and Ctrl-C its signal.
     os.close(os.open(os.ttyname(0), os.O_RDWR))
+# Tests that run in the background have been told to ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from clients.chat import main
 sys.exit(main(sys.argv[1:]))
 """

@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--share", type=float, default=1.0, metavar="X", help="of the prompts")
     parser.add_argument("--seed", type=int, default=1, metavar="N")
     given = parser.parse_args(argv)
-    workload = WORKLOADS[given.workload]
+    workload = WORKLOADS[given.workload].cut(given.share)
     ours: list[dict[str, Any]] = []
     theirs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def _octavo(
 ) -> dict[str, Any]:
     path = folder / "octavo.json"
     command = [sys.executable, "-m", "server.cli", "bench", "--url", given.url]
-    load = [*workload.octavo_flags(given.share), "--seed", str(seed), "--json", str(path), "-q"]
+    load = [*workload.octavo_flags(), "--seed", str(seed), "--json", str(path), "-q"]
     load += ["--ready-timeout", "300"]
     if subprocess.run([*command, *load], cwd=ROOT, check=False).returncode != 0:
         raise SystemExit("octavo bench failed, see above")
@@ -89,7 +89,7 @@ def _vllm(given: argparse.Namespace, workload: Workload, seed: int, folder: Path
         *("--base-url", given.url, "--endpoint", "/v1/completions", "--model", given.model),
         *("--tokenizer", str(given.tokenizer), "--ignore-eos", "--seed", str(seed)),
         *("--save-result", "--result-dir", str(folder), "--result-filename", "vllm.json"),
-        *("--disable-tqdm", *workload.vllm_flags(given.share)),
+        *("--disable-tqdm", *workload.vllm_flags()),
     ]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)

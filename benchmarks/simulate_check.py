@@ -113,7 +113,7 @@ class Bench:
         """One pass. Its seed makes the same load again."""
         before = self._num_steps()
         path = self._folder / f"measured-{workload.name}.json"
-        self._load(tuple(workload.octavo_flags(self._share)), path)
+        self._load(tuple(workload.octavo_flags()), path)
         result: dict[str, Any] = json.loads(path.read_text())
         return result, self._steps_since(before)
 
@@ -133,7 +133,7 @@ class Bench:
 
     def _simulate(self, workload: Workload, step_time: Path, seed: int) -> dict[str, Any]:
         path = self._folder / f"predicted-{workload.name}.json"
-        load = [*workload.octavo_flags(self._share), "--seed", str(seed)]
+        load = [*workload.octavo_flags(), "--seed", str(seed)]
         simulate(["serve", "--step-time", str(step_time), *load, "--json", str(path), "--quiet"])
         result: dict[str, Any] = json.loads(path.read_text())
         return result
@@ -159,7 +159,7 @@ def main() -> int:
     log.unlink(missing_ok=True)
     flags = ["--step-log", str(log), *given.octavo.split()]
     port = free_port()
-    workloads = [WORKLOADS[name] for name in given.workloads.split(",")]
+    workloads = [WORKLOADS[name].cut(given.share) for name in given.workloads.split(",")]
     octavo = Octavo("simulate-check", flags, given.model)
     server = RunningServer(octavo.launch(workloads[0], port), port, given.results / "server.log")
     checks: list[Check] = []

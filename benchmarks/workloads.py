@@ -24,17 +24,16 @@ class Workload:
         return self.prefix_len + self.input_len + self.output_len
 
     def cut(self, share: float) -> "Workload":
-        """The same with fewer prompts."""
+        """The same with `share` of the prompts: at least as many as run at once."""
         return replace(self, num_prompts=self.scaled(share))
 
     def describe(self) -> str:
         return f"{self.what}, {self.num_prompts} prompts"
 
-    def octavo_flags(self, share: float = 1.0) -> list[str]:
-        """`share` of the prompts, for a trial: at least as many as run at once."""
+    def octavo_flags(self) -> list[str]:
         flags = [
             *("--max-concurrency", str(self.concurrency)),
-            *("--num-prompts", str(self.scaled(share))),
+            *("--num-prompts", str(self.num_prompts)),
             *("--input-len", str(self.input_len)),
             *("--output-len", str(self.output_len)),
         ]
@@ -46,12 +45,12 @@ class Workload:
             ]
         return flags
 
-    def vllm_flags(self, share: float = 1.0) -> list[str]:
+    def vllm_flags(self) -> list[str]:
         """The same for `vllm bench serve`; random prompts only."""
         return [
             *("--dataset-name", "random"),
             *("--max-concurrency", str(self.concurrency)),
-            *("--num-prompts", str(self.scaled(share))),
+            *("--num-prompts", str(self.num_prompts)),
             *("--random-input-len", str(self.input_len)),
             *("--random-output-len", str(self.output_len)),
         ]

@@ -5,10 +5,7 @@ probes and open streams go on. A text that is certainly too long for the context
 it is tokenized: that costs nothing, however large the text.
 """
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from engine.config import EngineInfo
 from engine.text import Tokenizer
@@ -16,13 +13,10 @@ from server.errors import ContextLengthExceededError, InvalidValueError
 from server.protocol.chat import Conversation
 from server.protocol.completions import PromptInput
 from server.token_names import token_name
+from server.worker_threads import off_loop
 
-# Smaller inputs, in characters or tokens, take less than a thread's round trip is worth.
-INLINE_SIZE = 2048
 # What one more prompt or message costs, in characters of text.
 COST_PER_INPUT = 32
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +125,3 @@ class PromptReader:
                 f"{self._max_model_len} tokens holds",
                 param=param,
             )
-
-
-async def off_loop(function: Callable[[], Result], size: int) -> Result:
-    """The result of `function`, which runs in a thread where its input is large."""
-    if size <= INLINE_SIZE:
-        return function()
-    return await asyncio.to_thread(function)

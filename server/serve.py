@@ -26,6 +26,7 @@ from engine.protocols import AsyncEngine
 from engine.supervisor import EngineSupervisor, RestartPolicy
 from server.settings import ServerSettings
 from server.version import version
+from server.worker_threads import worker_threads
 
 if TYPE_CHECKING:
     # Heavy, and imported only once the engine has been spawned; see `_serve_at`.
@@ -69,6 +70,7 @@ def run(config: EngineConfig, settings: ServerSettings) -> int:
         config, restart_policy(settings), on_progress=LineReporter(logger.info), logs=logs
     )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.get_loop().set_default_executor(worker_threads())
         return runner.run(serve(engine, settings))
 
 
@@ -209,15 +211,14 @@ async def _start(
     if defaults:
         shown = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
         logger.info("sampling defaults of the model: %s", shown)
-    # What has been imported and loaded stays: looking at all of it again for garbage, now and then,
-    # would stop every stream for some tenths of a second.
-    gc.collect()
-    gc.freeze()
     for line in start_lines(info, address, app.state.context.model_names):
         logger.info("%s", line)
     if app.state.context.settings.ui:
         logger.info("page map and playground: %s/ui", address)
-    gc.freeze()  # what was loaded stays: a search for garbage would stop all streams over it
+    # What has been imported and loaded stays: looking at all of it again for garbage, now and then,
+    # would stop every stream for some tenths of a second.
+    gc.collect()
+    gc.freeze()
 
 
 async def _drain(app: "FastAPI", settings: ServerSettings, stop: _StopSignals) -> None:

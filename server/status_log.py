@@ -13,11 +13,9 @@ from typing import Any
 from engine.logs import fields
 from engine.protocols import AsyncEngine
 from scheduler import SchedulerStats
+from server.worker_threads import THREAD_NAME
 
 logger = logging.getLogger("octavo.status")
-
-# Threads of the event loop's pool, which grows to its size by and by and stays so: not counted.
-_POOL = "asyncio_"
 
 
 async def log_status(engine: AsyncEngine, num_waiting: Callable[[], int], interval: float) -> None:
@@ -66,7 +64,12 @@ def log_holdings(engine: AsyncEngine, num_open_calls: int) -> None:
             open_requests=vitals.num_open_requests,
             pages_in_use=engine.stats.pages_in_use,
             tasks=len(asyncio.all_tasks()),
-            threads=sum(not thread.name.startswith(_POOL) for thread in threading.enumerate()),
+            threads=sum(map(_is_lasting, threading.enumerate())),
             files=len(os.listdir(files)) if files.exists() else None,
         ),
     )
+
+
+def _is_lasting(thread: threading.Thread) -> bool:
+    """Of the worker threads there are more as more are needed, up to a limit, and never fewer."""
+    return not thread.name.startswith(THREAD_NAME)

@@ -19,10 +19,10 @@ from server.body_writer import WRITE_EXTENSION, BodyWriter
 from server.errors import ShuttingDownError, to_api_error
 from server.generation import Delta, Generation, Usage
 from server.middleware import RequestRecord
-from server.prompts import off_loop
 from server.protocol.common import GenerationRequest
 from server.replies.reports import reports
 from server.replies.wire import DONE, KEEP_ALIVE, error_event
+from server.worker_threads import off_loop
 
 Result = TypeVar("Result")
 

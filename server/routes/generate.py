@@ -21,13 +21,14 @@ from server.admission import Place
 from server.context import AppContext
 from server.generation import Delta, Generation, Usage, collect
 from server.middleware import record_of
-from server.prompts import Prompt, off_loop
+from server.prompts import Prompt
 from server.protocol.common import GenerationRequest
 from server.replies.reports import reports
 from server.replies.wire import JsonReply, ReplyHead
 from server.streaming import EventStream, Reply, events, while_connected
 from server.tenants import tenant_of
 from server.time_limits import deadline_of, queue_deadline_of
+from server.worker_threads import off_loop
 
 logger = logging.getLogger("octavo.requests")
 

@@ -4,11 +4,11 @@ from fastapi import APIRouter, Request, Response
 
 from server.context import Context
 from server.openapi import BODY_ERRORS, USUAL_ERRORS, answers, json_body
-from server.prompts import off_loop
 from server.protocol.chat import Conversation
 from server.protocol.tokens import DetokenizeRequest, TokenizeRequest
 from server.replies.schema import Text, Tokens
 from server.replies.wire import JsonReply
+from server.worker_threads import off_loop
 
 router = APIRouter()
 

@@ -21,8 +21,18 @@ from engine.loading import resolve_model
 
 MODEL = "smollm2-135m"
 MAX_GROWTH = 1.05
-SHORT = Plan(num_distinct=8, num_good=48, num_bad=22, num_kills=1, num_pages=16, calls_at_once=3)
-LONG = Plan(num_distinct=100, num_good=2500, num_bad=506, num_kills=2, num_pages=20, num_threads=2)
+SHORT = Plan(
+    num_distinct=8, num_good=48, num_bad=22, crowd=0, num_kills=1, num_pages=16, calls_at_once=3
+)
+LONG = Plan(
+    num_distinct=100,
+    num_good=2500,
+    num_bad=506,
+    crowd=10,
+    num_kills=2,
+    num_pages=20,
+    num_threads=2,
+)
 
 
 def model_dir() -> Path:

@@ -35,6 +35,7 @@ class Plan:
     num_good: int
     num_bad: int
     num_kills: int
+    crowd: int  # so many bad ones of each kind come together before all others
     num_pages: int  # too few for what is asked for at once
     num_threads: int = 1  # of the engine
     num_clients: int = 4
@@ -105,15 +106,16 @@ class ChaosRun:
         plan, report = self.plan, self.report
         await self._timed("undisturbed", self._learn_answers())
         calls = self._draw_calls()
-        # A first part makes both processes as large as such work makes them.
-        first = len(calls) // 5
-        await self._timed("warm-up", self._send_all(calls[:first]))
+        # A first part, and large bodies that come together, make both processes as large as such
+        # work makes them.
+        first, crowd = len(calls) // 5, self._bad * plan.crowd
+        await self._timed("warm-up", self._send_all(crowd + calls[:first]))
         report.before = await self._settle()
         killing = asyncio.ensure_future(self._kill_engines(len(calls) - first))
         await self._timed("chaos", self._send_all(calls[first:]))
         await killing
         report.after = await self._settle(report.before.files)
-        assert report.outcomes.total() == plan.num_good + plan.num_bad
+        assert report.outcomes.total() == len(crowd) + len(calls)
 
     async def _timed(self, name: str, work: Any) -> None:
         start = time.monotonic()

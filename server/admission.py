@@ -243,7 +243,6 @@ class Admission:
         either: list[asyncio.Future[Any]] = [emptied, self.cutoff]
         await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         self.cut_off()
-        # A call whose body is still on its way does not hear the cutoff: it is not waited for.
         await asyncio.wait({emptied}, timeout=CUTOFF_SECONDS)
         emptied.cancel()
         return self._num_cut_off

@@ -38,7 +38,7 @@ class AppContext:
         self.engine = engine
         self.settings = settings
         self.admission = Admission(engine, settings)
-        self.bodies = BodyReader(settings, self.admission.turnstile)
+        self.bodies = BodyReader(settings, self.admission)
         self.metrics = ServerMetrics(
             engine, self._name_in_metrics, lambda: self.admission.num_waiting
         )

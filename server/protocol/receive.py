@@ -1,24 +1,28 @@
 """The bodies of requests as they come in: bounded in size, in pace, and all of them together.
 
-One `BodyReader` serves all routes; it belongs to the event loop. What a body says is the business
-of `server.protocol.body`.
+One `BodyReader` serves all routes; it belongs to the event loop. Bodies that are still coming at
+the end of the time to drain are not waited for. What a body says is the business of
+`server.protocol.body`.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from fastapi import Request
 
+from server.admission import Admission
 from server.errors import (
     RETRY_SECONDS,
     RequestTimeoutError,
     RequestTooLargeError,
     ServerOverloadedError,
+    ShuttingDownError,
     UnsupportedMediaTypeError,
 )
 from server.protocol.body import RequestModel, abbreviate, parse
 from server.settings import ServerSettings
-from server.turnstile import Turnstile
 
 # How long a body may take, beside the time that its bytes take at the slowest pace that is borne.
 BODY_SECONDS = 30.0
@@ -34,10 +38,12 @@ Model = TypeVar("Model", bound=RequestModel)
 class BodyReader:
     """Counts what it holds."""
 
-    def __init__(self, settings: ServerSettings, turnstile: Turnstile) -> None:
+    def __init__(self, settings: ServerSettings, admission: Admission) -> None:
         self._settings = settings
-        self._turnstile = turnstile
+        self._admission = admission
         self._num_held = 0  # bytes
+        self._patiences: set[asyncio.Timeout] = set()  # with the bodies that are coming in
+        self._hears_cutoff = False
 
     async def read(self, request: Request, model: type[Model]) -> Model:
         """A request's body as `model`. Raises `ApiError`, or starlette's `ClientDisconnect`."""
@@ -55,7 +61,7 @@ class BodyReader:
             )
         received = bytearray()
         try:
-            await self._turnstile.turn_after(self._receive(request, received))
+            await self._admission.turnstile.turn_after(self._receive(request, received))
             if len(received) < THREAD_BYTES:
                 return parse(bytes(received), model, self._settings)
             return await asyncio.to_thread(parse, bytes(received), model, self._settings)
@@ -69,19 +75,41 @@ class BodyReader:
             raise RequestTooLargeError(f"the body has {declared} bytes, the limit is {limit}")
         began = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(BODY_SECONDS) as patience:
+            async with self._patience() as patience:
                 async for piece in request.stream():
                     received += piece
                     self._num_held += len(piece)
                     self._check_sizes(len(received), limit)
+                    if self._admission.cutoff.done():  # the new time would put it off
+                        raise _shutting_down()
                     earned = len(received) / MIN_BYTES_PER_SECOND
                     patience.reschedule(began + BODY_SECONDS + earned)
         except TimeoutError:
+            if self._admission.cutoff.done():
+                raise _shutting_down() from None
             raise RequestTimeoutError(
                 f"the body comes too slowly: {len(received)} bytes have come; it may take "
                 f"{BODY_SECONDS:g} s, and a second more for each {MIN_BYTES_PER_SECOND} bytes",
                 headers={"Connection": "close"},
             ) from None
+
+    @asynccontextmanager
+    async def _patience(self) -> AsyncIterator[asyncio.Timeout]:
+        """With one body. It ends at the cutoff too."""
+        if not self._hears_cutoff:
+            self._hears_cutoff = True
+            self._admission.cutoff.add_done_callback(self._lose_patience)
+        async with asyncio.timeout(BODY_SECONDS) as patience:
+            self._patiences.add(patience)
+            try:
+                yield patience
+            finally:
+                self._patiences.discard(patience)
+
+    def _lose_patience(self, _: "asyncio.Future[None]") -> None:
+        for patience in self._patiences:
+            if not patience.expired():
+                patience.reschedule(asyncio.get_running_loop().time())
 
     def _check_sizes(self, num_received: int, limit: int) -> None:
         if num_received > limit:
@@ -91,3 +119,7 @@ class BodyReader:
                 f"the bodies that are coming in have more than {limit * MAX_LARGEST_BODIES} bytes",
                 headers={"Retry-After": str(RETRY_SECONDS)},
             )
+
+
+def _shutting_down() -> ShuttingDownError:
+    return ShuttingDownError("the server is shutting down", headers={"Connection": "close"})

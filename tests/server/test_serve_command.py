@@ -9,6 +9,7 @@ import threading
 
 import httpx
 import pytest
+from raw_http import connect, post_bytes, read_all
 from scripted_process import HANG, scripted_builder
 
 from engine.client import EngineClient
@@ -125,6 +126,25 @@ def test_a_second_signal_cuts_off_at_once(new_engine, run_server):
     code, lines = run_server(engine, act, shutdown_timeout=600.0)
     assert code == 0
     assert '"code":"shutting_down"' in lines[-2]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_a_body_that_is_still_coming_is_not_waited_for(new_engine, run_server, caplog, path):
+    def act(url):
+        wait_ready(url)
+        with connect(url) as connection:
+            whole = post_bytes(path, {"prompt": "x" * 100}, "Expect: 100-continue")
+            connection.sendall(whole[:-50])
+            # This is sent once the body is being read.
+            assert b" 100 Continue" in connection.recv(len(b"HTTP/1.1 100 Continue\r\n\r\n"))
+            stop()
+            return read_all(connection)
+
+    code, reply = run_server(new_engine("x"), act, shutdown_timeout=0.5)
+    assert code == 0
+    assert reply.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in reply
+    assert b"\r\nconnection: close\r\n" in reply.lower()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_stop_signal_works_while_the_model_loads(new_engine, run_server):

@@ -14,6 +14,57 @@ inline void fetch(const P* head, int dim) {
         __builtin_prefetch((const char*)head + byte);
 }
 
+/// The pages of the chunk that comes next, fetched into the second cache bit by bit while another is
+/// computed. A default-constructed one fetches nothing.
+class Lookahead {
+  public:
+    Lookahead() = default;
+    Lookahead(const AttentionCall& call, const Chunk& chunk, int64_t element_bytes)
+        : table_(call.batch.page_tables + chunk.sequence * call.batch.table_stride),
+          first_(chunk.first / call.pages.page_size),
+          last_((chunk.first + chunk.count - 1) / call.pages.page_size),
+          page_bytes_(element_bytes * call.pages.page_size * call.pages.kv_heads * call.dim),
+          data_((const char*)call.pages.keys),
+          values_((const char*)call.pages.values) {
+        enter(first_);
+    }
+
+    /// As many bytes as have been read meanwhile, in whole lines.
+    void fetch(int bytes) {
+        for (; bytes > 0 && at_; bytes -= kLine) {
+            __builtin_prefetch(at_, 0, 2);
+            at_ += kLine;
+            if (at_ >= end_) next_page();
+        }
+    }
+
+  private:
+    static constexpr int kLine = 64;
+
+    const int64_t* table_ = nullptr;
+    int64_t first_ = 0, last_ = 0, page_ = 0, page_bytes_ = 0;
+    const char *data_ = nullptr, *values_ = nullptr;  // values are null once they are being read
+    const char *at_ = nullptr, *end_ = nullptr;       // null when all is fetched
+
+    void enter(int64_t page) {
+        page_ = page;
+        at_ = data_ + table_[page] * page_bytes_;
+        end_ = at_ + page_bytes_;
+    }
+
+    void next_page() {
+        if (page_ < last_) {
+            enter(page_ + 1);
+        } else if (values_) {
+            data_ = values_;
+            values_ = nullptr;
+            enter(first_);
+        } else {
+            at_ = nullptr;
+        }
+    }
+};
+
 /// The sums of four vectors, always added in the same order.
 inline void sum_four(Vec a, Vec b, Vec c, Vec d, float* sums) {
 #if defined(__AVX2__)
@@ -58,10 +109,12 @@ inline void score_tokens(const P* keys, const int64_t* rows, const float* query,
 /// The values of `count` tokens, weighted, D vectors of the head from `d` on.
 template <class P, int G, int D>
 inline void weigh_block(const P* values, const int64_t* rows, const float* weights, int count,
-                        int dim, int d, float* sums) {
+                        int dim, int d, float* sums, Lookahead& ahead) {
     Vec acc[G][D] = {};
     for (int t = 0; t < count; ++t) {
+        ahead.fetch(D * kLanes * (int)sizeof(P));
         const P* value = values + rows[t] * dim + d;
+        fetch(values + rows[t + kAhead] * dim + d, D * kLanes);
         Vec w[G];
         for (int g = 0; g < G; ++g) w[g] = broadcast(weights[g * kChunk + t]);
         for (int i = 0; i < D; ++i) {
@@ -75,15 +128,15 @@ inline void weigh_block(const P* values, const int64_t* rows, const float* weigh
 
 template <class P, int G>
 inline void weigh_values(const P* values, const int64_t* rows, const float* weights, int count,
-                         int dim, float* sums) {
+                         int dim, float* sums, Lookahead& ahead) {
     constexpr int kVectors = G == 1 ? 8 : 4;
     int d = 0;
     for (; d + kVectors * kLanes <= dim; d += kVectors * kLanes)
-        weigh_block<P, G, kVectors>(values, rows, weights, count, dim, d, sums);
+        weigh_block<P, G, kVectors>(values, rows, weights, count, dim, d, sums, ahead);
     for (; d + 2 * kLanes <= dim; d += 2 * kLanes)
-        weigh_block<P, G, 2>(values, rows, weights, count, dim, d, sums);
+        weigh_block<P, G, 2>(values, rows, weights, count, dim, d, sums, ahead);
     for (; d < dim; d += kLanes)
-        weigh_block<P, G, 1>(values, rows, weights, count, dim, d, sums);
+        weigh_block<P, G, 1>(values, rows, weights, count, dim, d, sums, ahead);
 }
 
 /// Turns scores into weights relative to the largest; lanes beyond `count` become 0.
@@ -103,23 +156,26 @@ inline void soften(float* scores, int count, float* peak, float* total) {
     *total = sum(sums);
 }
 
-/// G heads of a group from `head` on; `scales` are those of the keys, then of the values.
+struct Heads {
+    int kv, query;  // the first of the query heads
+};
+
+/// G query heads of a group; `scales` are those of the keys, then of the values.
 template <class P, int G>
-void attend_heads(const AttentionCall& call, int64_t row, int head, const int64_t* rows, int count,
-                  const float* scales, float* partial) {
-    const P* keys = (const P*)call.pages.keys;
-    const P* values = (const P*)call.pages.values;
-    int dim = call.dim;
+void attend_heads(const AttentionCall& call, const Chunk& chunk, Heads heads, const int64_t* rows,
+                  const float* scales, float* partial, Lookahead& ahead) {
+    const int dim = call.dim, count = chunk.count;
+    const P* keys = (const P*)call.pages.keys + heads.kv * dim;
+    const P* values = (const P*)call.pages.values + heads.kv * dim;
+    const int64_t row = call.batch.query_starts[chunk.sequence];
     float* query = scratch(Scratch::kWork, 2 * G * dim);
     float* sums = query + G * dim;
     alignas(64) float scores[G * kChunk];
-    for (int g = 0; g < G; ++g) call.get(row, head + g, query + g * dim);
+    for (int g = 0; g < G; ++g) call.get(row, heads.query + g, query + g * dim);
     constexpr int kTokens = G == 1 ? 8 : 4;
     for (int t = 0; t < count; t += kTokens) {
-        for (int i = t; i < t + kTokens; ++i) {
-            fetch(keys + rows[i + kAhead] * dim, dim);
-            fetch(values + rows[i] * dim, dim);  // used when all scores are known
-        }
+        for (int i = t; i < t + kTokens; ++i) fetch(keys + rows[i + kAhead] * dim, dim);
+        ahead.fetch(kTokens * dim * (int)sizeof(P));
         score_tokens<P, G, kTokens>(keys, rows + t, query, dim, scores + t);
     }
     for (int g = 0; g < G; ++g) {
@@ -137,44 +193,56 @@ void attend_heads(const AttentionCall& call, int64_t row, int head, const int64_
             query[g] = 1.0f / total;  // the query itself is no longer needed
         }
     }
-    weigh_values<P, G>(values, rows, scores, count, dim, sums);
+    weigh_values<P, G>(values, rows, scores, count, dim, sums, ahead);
     for (int g = 0; g < G; ++g) {
         if (partial)
             memcpy(partial + g * call.partial_width() + 2, sums + g * dim, dim * sizeof(float));
         else
-            call.put(row, head + g, sums + g * dim, query[g]);
+            call.put(row, heads.query + g, sums + g * dim, query[g]);
     }
 }
 
-/// One decoding sequence, one KV head, `count` positions from `first`. Writes the output where
-/// `partial` is null, else the group's partial results [group, partial_width].
+/// The query heads of one group; `rows` are those of KV head 0.
 template <class P>
-void attend_chunk(const AttentionCall& call, int sequence, int kv_head, int first, int count,
-                  float* partial) {
-    // Blocks of tokens and prefetches run past the end: they meet the last token again.
-    int64_t rows[kChunk + kAhead + 8];
-    call.find_rows(sequence, kv_head, first, count, rows);
-    for (int i = count; i < count + kAhead + 8; ++i) rows[i] = rows[count - 1];
+void attend_group(const AttentionCall& call, const Chunk& chunk, int kv_head, const int64_t* rows,
+                  float* partial, Lookahead& ahead) {
     float scales[2 * kChunk];
     if (sizeof(P) == 1) {
-        for (int t = 0; t < count; ++t) scales[t] = call.pages.key_scales[rows[t]];
-        for (int t = 0; t < count; ++t) scales[kChunk + t] = call.pages.value_scales[rows[t]];
+        for (int t = 0; t < chunk.count; ++t) {
+            scales[t] = call.pages.key_scales[rows[t] + kv_head];
+            scales[kChunk + t] = call.pages.value_scales[rows[t] + kv_head];
+        }
     }
-    int64_t row = call.batch.query_starts[sequence];
     for (int g = 0; g < call.group;) {
-        int head = kv_head * call.group + g;
-        int left = call.group - g;
+        const Heads heads{kv_head, kv_head * call.group + g};
+        const int left = call.group - g;
         float* at = partial ? partial + g * call.partial_width() : nullptr;
         if (left >= 5 || left == 3) {
-            attend_heads<P, 3>(call, row, head, rows, count, scales, at);
+            attend_heads<P, 3>(call, chunk, heads, rows, scales, at, ahead);
             g += 3;
         } else if (left >= 2) {
-            attend_heads<P, 2>(call, row, head, rows, count, scales, at);
+            attend_heads<P, 2>(call, chunk, heads, rows, scales, at, ahead);
             g += 2;
         } else {
-            attend_heads<P, 1>(call, row, head, rows, count, scales, at);
+            attend_heads<P, 1>(call, chunk, heads, rows, scales, at, ahead);
             g += 1;
         }
+    }
+}
+
+/// A chunk's KV heads from `kv_head` on. Writes the output where the chunk is the whole context,
+/// else the chunk's partial results, [heads, partial_width] of `partials`.
+template <class P>
+void attend_chunk(const AttentionCall& call, const Chunk& chunk, int kv_head, int kv_heads,
+                  float* partials, Lookahead& ahead) {
+    // Blocks of tokens and prefetches run past the end: they meet the last token again.
+    int64_t rows[kChunk + kAhead + 8];
+    call.find_rows(chunk.sequence, 0, chunk.first, chunk.count, rows);
+    for (int i = chunk.count; i < chunk.count + kAhead + 8; ++i) rows[i] = rows[chunk.count - 1];
+    for (int head = kv_head; head < kv_head + kv_heads; ++head) {
+        const int64_t place = (int64_t)chunk.partial * call.heads + head * call.group;
+        float* partial = chunk.partial < 0 ? nullptr : partials + place * call.partial_width();
+        attend_group<P>(call, chunk, head, rows, partial, ahead);
     }
 }
 

@@ -16,16 +16,17 @@
 namespace octavo {
 namespace {
 
-enum class Kind : int32_t { kChunk, kQueries };
+constexpr int kTasksPerThread = 4;  // of decoding, where there is enough to do
 
-// One piece of work that one thread does: a chunk of a decoding context, or a tile of queries.
+// One piece of work that one thread does: a tile of queries of a prompt, or some chunks of decoding
+// contexts.
 struct Task {
-    Kind kind;
-    int32_t sequence;
+    enum Kind : int32_t { kQueries, kChunks } kind;
+    int32_t sequence;  // of the queries
     int32_t kv_head;
-    int32_t first;    // chunk: first position of the context; queries: first row of the sequence
-    int32_t count;    // positions or rows
-    int32_t partial;  // chunk: where the partial result goes, -1: it is the whole context
+    int32_t kv_heads;  // from kv_head on; queries: one
+    int32_t first;     // queries: row of the sequence; chunks: place in the list
+    int32_t count;     // rows or chunks
 };
 
 // A decoding sequence whose chunks are to be combined.
@@ -39,16 +40,10 @@ int first_visible(const AttentionCall& call, int position) {
     return call.window > 0 && position >= call.window ? position - call.window + 1 : 0;
 }
 
-// Sequences that share a chunk's pages read it one after the other, head by head: it comes from a
-// core's own cache then.
-void add_decode_tasks(const AttentionCall& call, std::vector<Task>& tasks,
-                      std::vector<Split>& splits, int& partials) {
-    struct Chunk {
-        int64_t place;  // its number, then its first page
-        Task task;
-    };
-    thread_local std::vector<Chunk> chunks;
-    chunks.clear();
+// All chunks, those that are shared behind one another, so that they come from a core's own cache.
+// Returns the number of partial results.
+int find_chunks(const AttentionCall& call, std::vector<Chunk>& chunks, std::vector<Split>& splits) {
+    int partials = 0;
     for (int i = 0; i < call.batch.sequences; ++i) {
         if (call.batch.query_starts[i + 1] - call.batch.query_starts[i] != 1) continue;
         const int64_t* table = call.batch.page_tables + i * call.batch.table_stride;
@@ -59,21 +54,24 @@ void add_decode_tasks(const AttentionCall& call, std::vector<Task>& tasks,
         for (int64_t number = start / kChunk; number <= last; ++number) {
             int first = std::max((int)number * kChunk, start);
             int end = std::min((int)(number + 1) * kChunk, context);
-            int partial = count > 1 ? partials++ : -1;
-            chunks.push_back({number << 40 | table[first / call.pages.page_size],
-                              {Kind::kChunk, i, 0, first, end - first, partial}});
+            chunks.push_back({number << 40 | table[first / call.pages.page_size], i, first,
+                              end - first, count > 1 ? partials++ : -1});
         }
     }
     std::stable_sort(chunks.begin(), chunks.end(),
                      [](const Chunk& a, const Chunk& b) { return a.place < b.place; });
-    for (size_t begin = 0, end = 0; begin < chunks.size(); begin = end) {
-        while (end < chunks.size() && chunks[end].place == chunks[begin].place) ++end;
-        for (int head = 0; head < call.pages.kv_heads; ++head)
-            for (size_t i = begin; i < end; ++i) {
-                tasks.push_back(chunks[i].task);
-                tasks.back().kv_head = head;
-            }
-    }
+    return partials;
+}
+
+// A task has several chunks and all heads, where there are enough for all threads: pages are read as
+// a whole then, and what comes next is known. Else each head of a chunk is a task.
+void add_decode_tasks(const AttentionCall& call, int num_chunks, std::vector<Task>& tasks) {
+    const int wanted = kTasksPerThread * thread_count(), heads = call.pages.kv_heads;
+    const int run = std::max(1, num_chunks / wanted), step = num_chunks < wanted ? 1 : heads;
+    for (int first = 0; first < num_chunks; first += run)
+        for (int head = 0; head < heads; head += step)
+            tasks.push_back(
+                {Task::kChunks, -1, head, step, first, std::min(run, num_chunks - first)});
 }
 
 // The last tiles first: they see most, and what is left at the end should be small.
@@ -83,7 +81,7 @@ void add_prefill_tasks(const AttentionCall& call, int sequence, int rows,
     for (int first = (rows - 1) / tile * tile; first >= 0; first -= tile) {
         int count = rows - first < tile ? rows - first : tile;
         for (int head = 0; head < call.pages.kv_heads; ++head)
-            tasks.push_back({Kind::kQueries, sequence, head, first, count, -1});
+            tasks.push_back({Task::kQueries, sequence, head, 1, first, count});
     }
 }
 
@@ -108,31 +106,40 @@ void combine(const AttentionCall& call, const Split& split, int head, const floa
 }
 
 template <class T>
+void attend_chunks(const AttentionCall& call, const Task& task, const Chunk* chunks,
+                   float* partials) {
+    const int last = task.first + task.count - 1;
+    for (int i = task.first; i <= last; ++i) {
+        Lookahead ahead;
+        if (i < last && chunks[i + 1].place != chunks[i].place)
+            ahead = Lookahead(call, chunks[i + 1], sizeof(T));
+        attend_chunk<T>(call, chunks[i], task.kv_head, task.kv_heads, partials, ahead);
+    }
+}
+
+template <class T>
 void attend(const AttentionCall& call) {
     thread_local std::vector<Task> tasks;
+    thread_local std::vector<Chunk> chunks;
     thread_local std::vector<Split> splits;
     tasks.clear();
+    chunks.clear();
     splits.clear();
-    int partials = 0;
     for (int i = 0; i < call.batch.sequences; ++i) {
         int rows = call.batch.query_starts[i + 1] - call.batch.query_starts[i];
         if (rows > 1) add_prefill_tasks(call, i, rows, tasks);
     }
-    add_decode_tasks(call, tasks, splits, partials);
-    int64_t floats = partials * (int64_t)call.heads * call.partial_width();
-    float* results = scratch(Scratch::kPartials, floats);
+    int64_t partials = find_chunks(call, chunks, splits);
+    add_decode_tasks(call, (int)chunks.size(), tasks);
+    float* results = scratch(Scratch::kPartials, partials * call.heads * call.partial_width());
     const Task* list = tasks.data();
-    parallel_for((int64_t)tasks.size(), [&, list](int64_t i, int) {
+    const Chunk* all_chunks = chunks.data();
+    parallel_for((int64_t)tasks.size(), [&, list, all_chunks](int64_t i, int) {
         const Task& task = list[i];
-        if (task.kind == Kind::kQueries) {
+        if (task.kind == Task::kQueries)
             attend_queries<T>(call, task.sequence, task.kv_head, task.first, task.count);
-        } else {
-            float* partial = nullptr;
-            if (task.partial >= 0)
-                partial = results + (task.partial * (int64_t)call.heads +
-                                     task.kv_head * call.group) * call.partial_width();
-            attend_chunk<T>(call, task.sequence, task.kv_head, task.first, task.count, partial);
-        }
+        else
+            attend_chunks<T>(call, task, all_chunks, results);
     });
     const Split* split_list = splits.data();
     parallel_for((int64_t)splits.size(), [&, split_list](int64_t i, int) {

@@ -64,6 +64,15 @@ struct AttentionCall {
     }
 };
 
+/// Part of a decoding sequence's context.
+struct Chunk {
+    int64_t place;  // its number in the context, then its first page: equal where it is shared
+    int32_t sequence;
+    int32_t first;    // position
+    int32_t count;    // positions
+    int32_t partial;  // where the partial result goes, -1: it is the whole context
+};
+
 enum class Scratch { kPartials, kCombine, kWork, kCount };
 
 /// Uninitialised floats of the calling thread, 64-byte aligned, kept and grown: fresh memory would

@@ -1,7 +1,7 @@
 // Attention over pages in place: decoding and prefill, and the write of new keys and values.
 //
-// A sequence with one query is split over KV heads and chunks of 128 tokens of context, one with
-// several over KV heads and tiles of queries. Chunks and tiles of keys begin at fixed positions of
+// A sequence with one query is split over chunks of 128 tokens of context, and over KV heads where
+// chunks are few; one with several over KV heads and tiles of queries. Chunks and tiles of keys begin at fixed positions of
 // the context, and partial results are combined in order: what a row computes does not depend on
 // its neighbours in the batch, on how its prompt was cut into steps or on the number of threads.
 // All query heads of a group share each load of a key and a value. Arithmetic is float32 whatever

@@ -5,18 +5,23 @@ probes and open streams go on. A text that is certainly too long for the context
 it is tokenized: that costs nothing, however large the text.
 """
 
+import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from engine.config import EngineInfo
-from engine.text import Tokenizer
+from engine.text import SlowTemplateError, Tokenizer
 from server.errors import ContextLengthExceededError, InvalidValueError
 from server.protocol.chat import Conversation
 from server.protocol.completions import PromptInput
 from server.token_names import token_name
-from server.worker_threads import off_loop
+from server.worker_threads import INLINE_SIZE, off_loop
 
 # What one more prompt or message costs, in characters of text.
 COST_PER_INPUT = 32
+# How long a template may hold up the event loop. The usual one takes a hundredth of it.
+INLINE_RENDER_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +72,15 @@ class PromptReader:
         self, conversation: Conversation, *, add_special_tokens: bool, must_fit: bool = True
     ) -> Prompt:
         """Messages by the chat template. Raises `TemplateError`, `ApiError`, `ParameterError`."""
-        num_chars = sum(len(m["content"]) + COST_PER_INPUT for m in conversation.messages)
+        text = await self._render(conversation)
 
-        def render() -> Prompt:
-            self._check_chars(num_chars, "messages")
-            text = self._tokenizer.render_chat(
-                conversation.messages,
-                add_generation_prompt=conversation.add_generation_prompt,
-                continue_final_message=conversation.continue_final_message,
-            )
+        def encode() -> Prompt:
             token_ids = self._encode(text, add_special_tokens, "messages")
             if must_fit:
                 self._check_tokens(token_ids, "messages")
             return Prompt(token_ids, text)
 
-        return await off_loop(render, num_chars)
+        return await off_loop(encode, len(text))
 
     async def decode(self, token_ids: list[int]) -> str:
         """What token ids say, special tokens included. Raises `ApiError` for an id outside the
@@ -97,6 +96,21 @@ class PromptReader:
             return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
         return await off_loop(check_and_decode, len(token_ids))
+
+    async def _render(self, conversation: Conversation) -> str:
+        num_chars = sum(len(m["content"]) + COST_PER_INPUT for m in conversation.messages)
+        self._check_chars(num_chars, "messages")
+        render = partial(
+            self._tokenizer.render_chat,
+            conversation.messages,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+        )
+        if num_chars <= INLINE_SIZE:
+            # A template is a program: what it takes does not follow from what it is given.
+            with suppress(SlowTemplateError):
+                return render(max_seconds=INLINE_RENDER_SECONDS)
+        return await asyncio.to_thread(render)
 
     def _read_one(self, item: PromptInput, add_special_tokens: bool, with_text: bool) -> Prompt:
         if isinstance(item, str):

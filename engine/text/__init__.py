@@ -5,8 +5,15 @@ tokens into the text that may be sent, up to a stop string.
 """
 
 from engine.text.chat_template import flatten_content
-from engine.text.errors import TemplateError, TokenizerError
+from engine.text.errors import SlowTemplateError, TemplateError, TokenizerError
 from engine.text.output_stream import OutputStream
 from engine.text.tokenizer import Tokenizer
 
-__all__ = ["OutputStream", "TemplateError", "Tokenizer", "TokenizerError", "flatten_content"]
+__all__ = [
+    "OutputStream",
+    "SlowTemplateError",
+    "TemplateError",
+    "Tokenizer",
+    "TokenizerError",
+    "flatten_content",
+]

@@ -18,7 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.text.errors import TemplateError, TokenizerError
+from engine.text.errors import SlowTemplateError, TemplateError, TokenizerError
 from scheduler import ParameterError
 
 Message = Mapping[str, Any]
@@ -55,21 +55,22 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        max_seconds: float = MAX_RENDER_SECONDS,
     ) -> str:
         """The prompt's text; see `Tokenizer.render_chat`."""
         if not messages:
             raise ParameterError("messages", "messages must hold at least one message")
         plain = [_plain_message(message) for message in messages]
         if not continue_final_message:
-            return self._render(plain, add_generation_prompt)
+            return self._render(plain, add_generation_prompt, max_seconds)
         if add_generation_prompt:
             raise ParameterError(
                 "continue_final_message",
                 "continue_final_message and add_generation_prompt exclude each other",
             )
-        return self._render_open(plain)
+        return self._render_open(plain, max_seconds)
 
-    def _render_open(self, messages: list[dict[str, Any]]) -> str:
+    def _render_open(self, messages: list[dict[str, Any]], max_seconds: float) -> str:
         """A prompt that ends with the last message's text, exactly as it was given."""
         last = messages[-1]
         if last.get("role") != "assistant" or "content" not in last:
@@ -80,7 +81,8 @@ class ChatTemplate:
             )
         text = last["content"]
         # The mark shields the blanks at the text's end from templates that trim.
-        rendered = self._render([*messages[:-1], {**last, "content": text + _END_MARK}], False)
+        marked = [*messages[:-1], {**last, "content": text + _END_MARK}]
+        rendered = self._render(marked, False, max_seconds)
         prompt, mark, _ = rendered.rpartition(_END_MARK)
         trimmed = text.lstrip()
         if not mark or not prompt.endswith(trimmed):
@@ -90,16 +92,20 @@ class ChatTemplate:
             )
         return prompt if prompt.endswith(text) else prompt.removesuffix(trimmed) + text
 
-    def _render(self, messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def _render(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool, max_seconds: float
+    ) -> str:
         try:
             return self._template.render(
                 messages=messages,
                 tools=None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
-                **{_TICK: _new_tick()},
+                **{_TICK: _new_tick(max_seconds)},
                 **self._special_tokens,
             )
+        except SlowTemplateError:
+            raise
         except _Refusal as error:
             raise TemplateError(str(error)) from error
         except Exception as error:  # a template is a program: it may fail in any way
@@ -185,12 +191,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         return template
 
 
-def _new_tick() -> Callable[[], None]:
-    deadline = time.monotonic() + MAX_RENDER_SECONDS
+def _new_tick(max_seconds: float) -> Callable[[], None]:
+    deadline = time.monotonic() + max_seconds
 
     def tick() -> None:
         if time.monotonic() > deadline:
-            raise _Refusal(f"the chat template takes more than {MAX_RENDER_SECONDS:g} s")
+            raise SlowTemplateError(f"the chat template takes more than {max_seconds:g} s")
 
     return tick
 

@@ -10,3 +10,7 @@ class TemplateError(ValueError):
 
     The message is the template's own text where the template raised it.
     """
+
+
+class SlowTemplateError(TemplateError):
+    """The chat template was stopped: it took more than the time it was given."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.text.chat_template import ChatTemplate
+from engine.text.chat_template import MAX_RENDER_SECONDS, ChatTemplate
 from engine.text.detokenizer import Detokenizer
 from engine.text.errors import TemplateError
 from engine.text.model_files import TokenizerFiles, read_tokenizer_files
@@ -109,13 +109,15 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        max_seconds: float = MAX_RENDER_SECONDS,
     ) -> str:
         """The prompt's text for a list of messages. Encode it with `add_special_tokens=False`.
 
         With `continue_final_message` the prompt ends with the text of the last message, which must
         be the assistant's: its blanks are kept and nothing follows. Lists of text parts are joined
         as `flatten_content` does. Raises `TemplateError` where there is no template or it refuses
-        or fails, `ParameterError` for messages and flags that no template could take.
+        or fails, `SlowTemplateError` where it takes more than `max_seconds`, `ParameterError` for
+        messages and flags that no template could take.
         """
         if self._chat_template is None:
             raise TemplateError("the model has no chat template: it completes plain prompts only")
@@ -123,4 +125,5 @@ class Tokenizer:
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
+            max_seconds=max_seconds,
         )

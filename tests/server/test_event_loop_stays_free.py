@@ -1,9 +1,11 @@
-"""Long inputs are worked on in a thread: the event loop answers others meanwhile."""
+"""What takes long is worked on in a thread: the event loop answers others meanwhile."""
 
 import asyncio
 import threading
 
 import pytest
+
+from engine.text import SlowTemplateError
 
 LONG = "hello world " * 1000
 
@@ -49,3 +51,24 @@ async def test_health_answers_while_a_long_input_is_tokenized(
     assert (await client.get("/health/ready")).status_code == 200
     released.set()
     assert (await call).status_code == 200
+
+
+async def test_a_template_that_takes_long_over_a_small_chat_holds_up_nobody(
+    new_engine, new_client, tokenizer, monkeypatch
+):
+    """Rendered anew in a thread, with all the time that a template has."""
+    threads = []
+
+    def render(self, messages, *, max_seconds=None, **options):
+        threads.append(threading.current_thread())
+        if max_seconds is not None:
+            assert max_seconds < 0.1
+            raise SlowTemplateError(f"more than {max_seconds} s")
+        return "hello"
+
+    monkeypatch.setattr(type(tokenizer), "render_chat", render)
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    response = await new_client(new_engine("x")).post("/v1/chat/completions", json=body)
+    assert response.status_code == 200
+    inline, thread = threads
+    assert inline is threading.current_thread() is not thread

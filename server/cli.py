@@ -1,158 +1,65 @@
-"""The command `octavo`. Stdlib only at the top: the engine's process, which is spawned, imports the
-main module again, and `octavo --help` should not wait for anything.
+"""The command `octavo`, as far as nothing takes long to import: `server.commands` has the rest.
 
-Exit codes: 0 done, 1 the command failed, 2 it was called wrongly, 130 interrupted.
+The engine's process, which is spawned, imports the main module again. And in a container we are
+process 1, which a stop signal does not reach before somebody listens.
+
+Exit codes: 0 done, 1 the command failed, 2 it was called wrongly, 130 interrupted. `octavo serve`
+is done when a stop signal says so, be it before it has begun.
 """
 
-import argparse
+import os
+import signal
 import sys
-from collections.abc import Sequence
-from importlib.util import find_spec
-from typing import NoReturn
-
-from engine.config import EngineConfig, EngineError
-from server.flag_reading import add_flags, read_flags
-from server.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS
-from server.settings import ServerSettings
-from server.version import version
-
-# What the commands need beyond the base install, by import name.
-_SERVER_EXTRA = ("fastapi", "uvicorn", "orjson", "tokenizers", "jinja2", "torch", "transformers")
-
-
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the usage is in --help."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}\n")
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
+        if given[:1] == ["serve"]:
+            with _stop_signals_end_it():
+                return _run(given)
+        return _run(given)
     except KeyboardInterrupt:
         return 130
 
 
+@contextmanager
+def _stop_signals_end_it() -> Iterator[None]:
+    """At once, until `server.serve` takes the signals: so far there is nothing to clean up."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, lambda *_: os._exit(0)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
 def _run(arguments: list[str]) -> int:
-    if arguments[:1] == ["chat"]:  # a client: it has flags of its own and needs no server extra
-        from clients.chat import main as chat
+    # Clients and the simulator have flags of their own and need no server extra.
+    match arguments[:1]:
+        case ["chat"]:
+            from clients.chat import main as chat
 
-        return chat(arguments[1:])
-    if arguments[:1] == ["simulate"]:  # it needs no server extra either
-        from server.simulate import main as simulate
+            return chat(arguments[1:])
+        case ["simulate"]:
+            from server.simulate import main as simulate
 
-        return simulate(arguments[1:])
-    if arguments[:1] == ["bench"]:  # likewise
-        from clients.bench import main as bench
+            return simulate(arguments[1:])
+        case ["bench"]:
+            from clients.bench import main as bench
 
-        return bench(arguments[1:])
-    if arguments[:1] == ["top"]:
-        from clients.top import main as top
+            return bench(arguments[1:])
+        case ["top"]:
+            from clients.top import main as top
 
-        return top(arguments[1:])
-    parser = _build_parser()
-    namespace = parser.parse_args(arguments)
-    command: str = namespace.command
-    missing = [name for name in _SERVER_EXTRA if find_spec(name) is None]
-    if missing:
-        return _fail(f"octavo {command} needs {', '.join(missing)}: pip install 'octavo[server]'")
-    try:
-        run = {"serve": _serve, "check": _check, "fetch": _fetch}[command]
-        return run(namespace)
-    except _UsageError as error:
-        return _fail(f"octavo {command}: {error}", code=2)
-    except EngineError as error:
-        return _fail(f"octavo {command}: {error}")
+            return top(arguments[1:])
+    from server.commands import run_command
 
-
-class _UsageError(Exception):
-    """Flags or variables that cannot be honoured."""
-
-
-def _build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="octavo", description="A mini LLM inference server.")
-    parser.add_argument("--version", action="version", version=f"octavo {version()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    environment = "Every flag has an environment variable: OCTAVO_ and the field's name."
-    serve = commands.add_parser(
-        "serve",
-        help="serve a model over HTTP",
-        description="Serve a model over an OpenAI-compatible HTTP API.",
-        epilog=environment,
-        allow_abbrev=False,
-    )
-    check = commands.add_parser(
-        "check",
-        help="compare the engine with a cold forward of the model",
-        epilog=environment,
-        allow_abbrev=False,
-    )
-    fetch = commands.add_parser(
-        "fetch", help="put a model in the cache", epilog=environment, allow_abbrev=False
-    )
-    commands.add_parser("chat", help="talk to a served model in the terminal", add_help=False)
-    commands.add_parser("simulate", help="capacity: memory, latency, GPUs needed", add_help=False)
-    commands.add_parser("bench", help="put load on a server and measure it", add_help=False)
-    commands.add_parser("top", help="watch a server's figures in the terminal", add_help=False)
-    for command in (serve, check, fetch):
-        command.add_argument("positional_model", nargs="?", metavar="MODEL", help="as --model")
-    add_flags(serve, "engine", ENGINE_FLAGS)
-    add_flags(serve, "server", SERVER_FLAGS)
-    add_flags(check, "engine", ENGINE_FLAGS)
-    add_flags(fetch, "model", MODEL_FLAGS)
-    return parser
-
-
-def _serve(namespace: argparse.Namespace) -> int:
-    config = _engine_config(namespace)
-    try:
-        settings = ServerSettings(**read_flags(namespace, SERVER_FLAGS))
-    except ValueError as error:
-        raise _UsageError(str(error)) from None
-    from server.serve import run
-
-    return run(config, settings)
-
-
-def _check(namespace: argparse.Namespace) -> int:
-    config = _engine_config(namespace)
-    from engine.check import run_check
-
-    return run_check(config)
-
-
-def _fetch(namespace: argparse.Namespace) -> int:
-    config = _engine_config(namespace)
-    from engine.loading import fetch_command
-
-    print(
-        fetch_command(
-            config.model,
-            config.cache_dir,
-            offline=config.offline,
-            with_code=config.trust_remote_code,
-        )
-    )
-    return 0
-
-
-def _engine_config(namespace: argparse.Namespace) -> EngineConfig:
-    positional = namespace.positional_model
-    if positional is not None:
-        if getattr(namespace, "model", positional) != positional:
-            raise _UsageError(f"two models given: {positional} and --model {namespace.model}")
-        namespace.model = positional
-    try:
-        return EngineConfig(**read_flags(namespace, ENGINE_FLAGS))
-    except ValueError as error:
-        raise _UsageError(str(error)) from None
-
-
-def _fail(message: str, code: int = 1) -> int:
-    print(message, file=sys.stderr)
-    return code
+    return run_command(arguments)
 
 
 if __name__ == "__main__":

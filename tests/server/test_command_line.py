@@ -1,13 +1,14 @@
 """The command `octavo`: flags, variables, and what it says when called wrongly."""
 
 import dataclasses
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import server.cli
+import server.commands
 import server.serve
 from engine.config import EngineConfig, EngineError
 from server.cli import main
@@ -177,16 +178,48 @@ def test_an_engine_error_is_one_line_and_code_1(capsys, monkeypatch):
     def fail(config):
         raise EngineError("no such model")
 
-    monkeypatch.setattr(server.cli, "_check", lambda namespace: fail(None))
+    monkeypatch.setattr(server.commands, "_check", lambda namespace: fail(None))
     assert main(["check"]) == 1
     assert capsys.readouterr().err == "octavo check: no such model\n"
 
 
 def test_without_the_extra_the_command_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr(server.cli, "find_spec", lambda name: None if name == "torch" else object())
+    monkeypatch.setattr(
+        server.commands, "find_spec", lambda name: None if name == "torch" else object()
+    )
     assert main(["serve"]) == 1
     message = capsys.readouterr().err
     assert "pip install 'octavo[server]'" in message and "torch" in message
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "code"),
+    [
+        ("serve", signal.SIGTERM, 0),
+        ("serve", signal.SIGINT, 0),
+        ("check", signal.SIGTERM, -signal.SIGTERM),
+    ],
+)
+def test_a_stop_signal_ends_serve_before_it_has_begun_and_other_commands_as_ever(
+    command, number, code
+):
+    """It comes with the first import that takes long."""
+    script = f"""
+import os, sys
+
+class StopSignal:
+    def find_spec(self, name, path=None, target=None):
+        if name == "argparse":
+            os.kill(os.getpid(), {int(number)})
+
+sys.meta_path.insert(0, StopSignal())
+from server.cli import main
+main([{command!r}])
+raise AssertionError("no signal was heard")
+"""
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 def test_the_version_is_told(capsys):
@@ -207,7 +240,7 @@ def imported_by(code):
 
 
 def test_the_command_line_imports_nothing_heavy():
-    modules = imported_by("import server.cli, server.serve")
+    modules = imported_by("import server.cli, server.commands, server.serve")
     heavy = {"torch", "transformers", "fastapi", "uvicorn", "pydantic", "tokenizers", "jinja2"}
     assert not modules & heavy
 

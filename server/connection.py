@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
+from starlette.types import Message, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.body_writer import WRITE_EXTENSION, BodyWriter, Outbox
@@ -98,6 +99,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         # The app has not begun: its task runs once this callback has returned.
         writer = BodyWriter(self.cycle, self._outbox)
         self.scope["extensions"] = {WRITE_EXTENSION: {"writer": writer}}
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = _unchunked(self.cycle)  # type: ignore[method-assign, assignment]
         self._open_cycles.append(self.cycle)
         if 0 < len(self.pipeline) <= MAX_PIPELINED:  # uvicorn has stopped to read
             self.flow.resume_reading()
@@ -188,6 +191,26 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         head += [name + b": " + value for name, value in reply.raw_headers]
         self.transport.write(b"\r\n".join(head) + b"\r\n\r\n" + bytes(reply.body))
         self.transport.close()
+
+
+def _unchunked(cycle: RequestResponseCycle) -> Send:
+    """The cycle's `send` for a client of HTTP/1.0, which knows no chunks (RFC 9112, 6.1): a reply
+    of unknown length ends with the connection, which uvicorn closes after each of its requests."""
+    send: Send = cycle.send  # type: ignore[assignment]
+    ends_by_closing = False
+
+    async def unchunked(message: Message) -> None:
+        nonlocal ends_by_closing
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message["headers"]}
+            ends_by_closing = b"content-length" not in names
+            if ends_by_closing:
+                cycle.chunked_encoding = False
+        elif ends_by_closing:  # uvicorn holds each piece against what is still to come
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return unchunked
 
 
 class _Parser(httptools.HttpRequestParser):

@@ -145,6 +145,19 @@ def test_a_client_that_does_not_read_is_not_waited_for(
     assert b"[DONE]" not in received
 
 
+@pytest.mark.parametrize("extra", [{"stream": True}, {}])
+def test_a_client_of_http_1_0_gets_no_chunks(url, extra):
+    with connect(url) as connection:
+        request = post_bytes(COMPLETIONS, {**BODY, **extra})
+        connection.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        head, _, body = read_all(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200") and b"transfer-encoding" not in head.lower()
+    if extra:
+        assert body.startswith(b"data: {") and body.endswith(b"\n\ndata: [DONE]\n\n")
+    else:
+        assert json.loads(body)["choices"]
+
+
 def test_requests_sent_together_are_answered_in_order(url):
     many = 2 * MAX_HEAD_BYTES // len(post_bytes(COMPLETIONS, BODY))
     with connect(url) as connection:

@@ -1,6 +1,7 @@
 """How long a call may take and wait, as moments of `time.monotonic`."""
 
 import math
+import re
 
 from fastapi import Request
 
@@ -10,14 +11,17 @@ from server.protocol.common import GenerationRequest, check_timeout
 from server.settings import ServerSettings
 
 TIMEOUT_HEADER = "X-Request-Timeout"
+# Python reads more as a number: 1_0, 1e1, digits of other scripts.
+_DECIMAL = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 def deadline_of(
     http: Request, request: GenerationRequest, arrived: float, settings: ServerSettings
 ) -> float:
-    """When a call must have ended: the sooner of what body and header say, else the default.
+    """When a call must have ended: the soonest of what body and headers say, else the default.
     Infinity means never. Raises `InvalidValueError`."""
-    given = [request.timeout, _header_seconds(http, settings)]
+    headers = http.headers.getlist(TIMEOUT_HEADER)
+    given = [request.timeout, *(_header_seconds(text, settings) for text in headers)]
     seconds = min((s for s in given if s is not None), default=settings.default_timeout)
     return arrived + seconds if seconds else math.inf
 
@@ -27,14 +31,8 @@ def queue_deadline_of(arrived: float, settings: ServerSettings) -> float:
     return arrived + settings.max_queue_seconds if settings.max_queue_seconds else math.inf
 
 
-def _header_seconds(http: Request, settings: ServerSettings) -> float | None:
-    text = http.headers.get(TIMEOUT_HEADER)
-    if text is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
+def _header_seconds(text: str, settings: ServerSettings) -> float:
+    seconds = float(text) if _DECIMAL.fullmatch(text) else math.nan
     if not 0 < seconds < math.inf:
         raise InvalidValueError(
             f"{TIMEOUT_HEADER} must be a number of seconds above 0, got {abbreviate(text)}",

@@ -175,7 +175,7 @@ class GenerationRequest(RequestModel):
         "Seconds from the request's arrival, at most `--max-timeout`. When they are up, the answer "
         "so far is all, with `finish_reason` `length` and `stop_reason` `deadline`; before the "
         "first token it is a 503 `queue_timeout` (in a stream its error event). The header "
-        "`X-Request-Timeout` says the same; the shorter one counts.",
+        "`X-Request-Timeout` says the same; the shortest counts.",
         f"{OURS}; absent, `--default-timeout`",
         above=0,
         checks={"gt": 0},
@@ -288,8 +288,14 @@ def check_timeout(seconds: float, param: str, settings: ServerSettings) -> None:
     """Refuse a time beyond the limit. Raises `InvalidValueError`."""
     if seconds > settings.max_timeout:
         raise InvalidValueError(
-            f"{param} is {seconds:g} seconds, the limit is {settings.max_timeout:g}", param=param
+            f"{param} is {_exact(seconds)} seconds, the limit is {_exact(settings.max_timeout)}",
+            param=param,
         )
+
+
+def _exact(seconds: float) -> str:
+    """So that what exceeds a limit by little is not shown as that limit."""
+    return repr(float(seconds)).removesuffix(".0")
 
 
 def _token_id(key: str) -> int:

@@ -27,7 +27,7 @@ def at_least(low: int) -> Callable[[str], int]:
 def seconds(text: str) -> float:
     value = _number(float, text, "a number of seconds")
     if not 0 <= value < float("inf"):
-        raise ValueError(f"must be at least 0, got {text}")
+        raise ValueError(f"must be at least 0 and finite, got {text}")
     return value
 
 

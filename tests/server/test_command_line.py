@@ -153,7 +153,7 @@ def test_a_certificate_must_be_a_file(serve_with, capsys, tmp_path):
         (("--gpu-memory-utilization", "1.5"), ("--gpu-memory-utilization", "1.5")),
         (("--kv-cache-memory-bytes", "4X"), ("--kv-cache-memory-bytes", "4X")),
         (("--port", "70000"), ("--port", "65535", "70000")),
-        (("--shutdown-timeout", "nan"), ("--shutdown-timeout", "nan")),
+        (("--shutdown-timeout", "inf"), ("--shutdown-timeout", "finite", "inf")),
         (("--nonsense",), ("--nonsense",)),
         (("--max-model", "5"), ("--max-model",)),
         (("a", "--model", "b"), ("a", "b")),

@@ -20,16 +20,19 @@ def simulate_sharded(config: FleetConfig, arrivals: Iterable[Arrival], shards: i
     """`simulate` in `shards` processes. `arrivals` must be picklable and give the same at every
     iteration. Raises ValueError as `simulate` does, for more shards than replicas, and for a closed
     loop, whose requests all wait for one another."""
-    if not 1 <= shards <= config.num_replicas:
-        raise ValueError(
-            f"shards must be between 1 and the {config.num_replicas} replicas, got {shards}"
-        )
     if shards == 1:
         return simulate(config, arrivals)
     if config.max_concurrency is not None:
-        raise ValueError("max_concurrency needs all replicas in one process, so 1 shard")
+        raise ValueError(
+            "a closed loop (max_concurrency) needs all replicas in one process, so 1 shard"
+        )
     if config.max_misses is not None:
         raise ValueError("max_misses needs all replicas in one process, so 1 shard")
+    if not 1 <= shards <= config.num_replicas:
+        raise ValueError(
+            f"shards must be at least 1 and at most the number of replicas, {config.num_replicas}, "
+            f"got {shards}"
+        )
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(shards, mp_context=context) as pool:
         parts = [

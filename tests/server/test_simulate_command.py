@@ -165,7 +165,11 @@ class TestServe:
             ((*H100, "--max-model-len", "999999"), "--max-model-len 999999 exceeds 131072"),
             ((*H100, "--num-pages", "999999"), "999999 pages do not fit"),
             (("--model", "llama-2-70b", "--device", "l4"), "take a larger device"),
-            ((*H100, "--shards", "2"), "shards must be between 1 and the 1 replicas, got 2"),
+            (
+                (*H100, "--shards", "2", "--request-rate", "1"),
+                "at most the number of replicas, 1, got 2",
+            ),
+            ((*H100, "--shards", "2", "-c", "4"), "a closed loop (max_concurrency) needs"),
             ((*H100, "--dataset", "prompts"), "has no lengths in tokens"),
             (("--step-time", "/no/such/file"), "cannot read /no/such/file"),
             ((*H100, "--save-texts"), "--save-texts is for octavo bench"),

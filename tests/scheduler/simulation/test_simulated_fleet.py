@@ -140,8 +140,9 @@ def test_shards_of_other_fleets_take_every_request_once(make_config, make_load):
 
 
 def test_what_cannot_be_split_is_not(make_config):
-    config = FleetConfig(replica=make_config(), num_replicas=2, max_concurrency=4)
-    with pytest.raises(ValueError, match="between 1 and the 2 replicas, got 3"):
-        simulate_sharded(config, [], 3)
+    two = FleetConfig(replica=make_config(), num_replicas=2)
+    with pytest.raises(ValueError, match="at most the number of replicas, 2, got 3"):
+        simulate_sharded(two, [], 3)
+    one = FleetConfig(replica=make_config(), num_replicas=1, max_concurrency=4)
     with pytest.raises(ValueError, match="max_concurrency"):
-        simulate_sharded(config, [], 2)
+        simulate_sharded(one, [], 2)

@@ -1,6 +1,6 @@
 """Perplexity of a model on texts, by weights: what rounding them costs.
 
-    python benchmarks/perplexity.py MODEL TEXT [TEXT ...] [--weights float32 bfloat16 int8]
+    python -m benchmarks.perplexity MODEL TEXT [TEXT ...] [--weights float32 bfloat16 int8]
 
 Through the engine (pages, native kernels), beside transformers' own forward in float32. A text is
 cut into windows of `--window` tokens, each read alone; its first token is not predicted. Files that

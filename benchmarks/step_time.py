@@ -1,6 +1,6 @@
 """How long one step takes in process, beside the time that reading its bytes alone would take.
 
-    python benchmarks/step_time.py MODEL_DIR [--weights float32 bfloat16 int8] [--threads 2]
+    python -m benchmarks.step_time MODEL_DIR [--weights float32 bfloat16 int8] [--threads 2]
 
 A decode step: embedding, all layers over pages in random order with `--context` tokens each, head
 and argmax; no HTTP, scheduler or detokenizer. The floor is (packed weights + keys and values of

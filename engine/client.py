@@ -46,6 +46,8 @@ from scheduler import FinishReason, Request, SchedulerStats, TokenEvent
 logger = logging.getLogger(__name__)
 
 _DEAD = "the engine process ended unexpectedly"
+# The reason of an engine that ended since it was told to.
+CLOSED = "the server is shutting down"
 # How long an engine that was told to end may take before it is killed; nothing in it is of use any
 # more. Then how long it may take to be gone once its end of the pipe is closed.
 CLOSE_SECONDS = 5.0
@@ -321,7 +323,7 @@ class EngineClient:
 
     def _hang_up(self) -> None:
         self._commands.put(Shutdown())  # ends the writer thread
-        self._die("the server is shutting down" if self._closing else _DEAD)
+        self._die(CLOSED if self._closing else _DEAD)
 
     def _end(self) -> None:
         if self._state.reason == _DEAD and (how := self._worker.how_it_ended()):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from engine.client import EngineClient
+from engine.client import CLOSED, EngineClient
 from engine.config import EngineConfig, EngineError, EngineInfo
 from engine.loading import Reporter
 from engine.logs import DEFAULT_LOGS, LogSettings, fields
@@ -78,7 +78,7 @@ class EngineSupervisor:
         self._stalled = ""  # how, while it is so
         self._verdict: str | None = None  # why there is no further life
         self._spawning = asyncio.Lock()
-        self._closing = asyncio.Event()
+        self._stopping = asyncio.Event()  # no further life is begun
         self._ended = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
 
@@ -190,9 +190,13 @@ class EngineSupervisor:
             raise EngineDeadError(self.state.reason)
         return await self._life.read_page(page)
 
+    def restart_no_more(self) -> None:
+        """Begin no further life: the server stops, be it that this life still has work to do."""
+        self._stopping.set()
+
     async def close(self, *, now: bool = False) -> None:
         """End the engine, or its restart, and wait for that."""
-        self._closing.set()
+        self._stopping.set()
         async with self._spawning:
             await self._life.close(now=now)
         if self._watch is not None:
@@ -226,7 +230,12 @@ class EngineSupervisor:
             await self._watch_life()
             cause = self._life.state.reason
         await self._life.close()
-        return not self._closing.is_set() and await self._restart(cause)
+        if not self._stopping.is_set():
+            return await self._restart(cause)
+        self._verdict = cause
+        if cause != CLOSED:
+            logger.error("%s; the server is stopping", cause)
+        return False
 
     async def _watch_life(self) -> None:
         """Returns when this life has ended, by itself or by our hand."""
@@ -297,14 +306,14 @@ class EngineSupervisor:
         )
         try:
             async with asyncio.timeout(pause):
-                await self._closing.wait()
+                await self._stopping.wait()
         except TimeoutError:
             return await self._begin_life()
         return False
 
     async def _begin_life(self) -> bool:
         async with self._spawning:
-            if self._closing.is_set():
+            if self._stopping.is_set():
                 return False
             self._past = self.stats
             if (since := self._life.vitals.seconds_since_step) is not None:

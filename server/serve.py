@@ -55,6 +55,10 @@ class ServableEngine(AsyncEngine, Protocol):
         """Until it is gone for good."""
         ...
 
+    def restart_no_more(self) -> None:
+        """From now on its death is for good."""
+        ...
+
     async def close(self, *, now: bool = False) -> None:
         """`now`: without waiting for the step that it is in."""
         ...
@@ -182,6 +186,7 @@ async def _serve_at(
         code = 0 if stop.asked.is_set() else 1
         if code:
             logger.error("the engine has ended: %s", engine.state.reason)
+        engine.restart_no_more()
         await _drain(app, settings, stop)
     finally:
         loop.remove_signal_handler(signal.SIGUSR1)

@@ -250,6 +250,20 @@ async def test_too_many_deaths_are_the_end(tmp_path: Path, max_restarts: int) ->
         assert len(lives(tmp_path)) == max_restarts + 1
 
 
+async def test_an_engine_that_dies_while_the_server_stops_is_not_restarted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with supervised(tmp_path) as supervisor:
+        await supervisor.wait_ready()
+        supervisor.restart_no_more()
+        with pytest.raises(EngineDeadError):
+            await read(supervisor.submit(request("guilty", (KILL,), 20)))
+        await asyncio.wait_for(supervisor.wait_ended(), WAIT_SECONDS)
+        assert supervisor.state.phase == "dead" and len(lives(tmp_path)) == 1
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "SIGKILL" in line and line.endswith("; the server is stopping")
+
+
 async def test_deaths_long_ago_do_not_count(tmp_path: Path) -> None:
     async with supervised(tmp_path, max_restarts=1, restart_window=0.1) as supervisor:
         await supervisor.wait_ready()

@@ -73,6 +73,7 @@ def test_a_stop_signal_lets_open_streams_end_and_refuses_new_calls(
                 pass
             refused = httpx.post(url + "/v1/completions", json={"prompt": "x"})
             alive = httpx.get(url + "/health").status_code
+            assert engine.is_last_life
             engine.resume()
             received += lines
         return refused, alive, received

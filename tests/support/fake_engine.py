@@ -65,6 +65,7 @@ class FakeEngine:
         self.on_view: Callable[[EngineView], None] | None = None
         self.pages: dict[int, PageContents] = {}
         self.num_resets = 0
+        self.is_last_life = False
         self._timings = Timings(queue=0.25, prefill=0.5, decode=0.0)
         self.aborted: list[tuple[str, int | None]] = []
         self._open: dict[str, set[int]] = {}
@@ -110,6 +111,9 @@ class FakeEngine:
 
     async def wait_ended(self) -> None:
         await self._ended.wait()
+
+    def restart_no_more(self) -> None:
+        self.is_last_life = True
 
     async def close(self, *, now: bool = False) -> None:
         for task in self._tasks:

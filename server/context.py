@@ -39,10 +39,8 @@ class AppContext:
         self.settings = settings
         self.admission = Admission(engine, settings)
         self.bodies = BodyReader(settings, self.admission)
-        self.metrics = ServerMetrics(
-            engine, self._name_in_metrics, lambda: self.admission.num_waiting
-        )
-        self.page_map = PageMapFeed(engine)
+        self.metrics = ServerMetrics(engine, self._name_in_metrics, self._num_waiting)
+        self.page_map = PageMapFeed(engine, self._num_waiting)
         self.started_at = int(time.time())
         self._tokenizer_provider = tokenizer_provider
         self._prompt_reader: PromptReader | None = None
@@ -91,6 +89,9 @@ class AppContext:
         """The served name, then its aliases. Raises `EngineDeadError` before the engine is ready
         where no name was set."""
         return self.settings.served_model_names or (self.engine.info.model,)
+
+    def _num_waiting(self) -> int:
+        return self.admission.num_waiting
 
     def _name_in_metrics(self) -> str:
         """Empty while it is not known yet."""

@@ -8,7 +8,7 @@ a bounded amount of memory. Belongs to the event loop.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
@@ -63,10 +63,11 @@ class Viewer:
 
 
 class PageMapFeed:
-    """An `EngineObserver` with viewers."""
+    """An `EngineObserver` with viewers. `num_waiting`: how many wait, here or in the engine."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, num_waiting: Callable[[], int]) -> None:
         self._engine = engine
+        self._num_waiting = num_waiting
         self._viewers: list[Viewer] = []
         self._interval: float | None = None  # at which the engine is watched
         self._requests = RecentRequests()
@@ -113,7 +114,8 @@ class PageMapFeed:
             self._engine.watch(interval, self._on_view)
 
     def _on_view(self, view: EngineView) -> None:
-        body = {**_view_body(view), "stats": self._engine.stats._asdict()}
+        stats = self._engine.stats._replace(num_waiting=self._num_waiting())
+        body = {**_view_body(view), "stats": stats._asdict()}
         body["requests"] = self._requests.take_ended()
         event = _event("view", body)
         for viewer in self._viewers:

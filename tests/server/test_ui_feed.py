@@ -77,7 +77,7 @@ def engine(new_engine):
 
 
 async def test_the_engine_is_watched_while_there_is_a_viewer_at_the_fastest_pace(engine) -> None:
-    feed = PageMapFeed(engine)
+    feed = PageMapFeed(engine, lambda: 3)
     assert engine.watches == [] and not feed.watched
     with ExitStack() as first, ExitStack() as second:
         first.enter_context(feed.viewer(0.2, {}))
@@ -91,7 +91,7 @@ async def test_the_engine_is_watched_while_there_is_a_viewer_at_the_fastest_pace
 
 
 async def test_a_viewer_is_told_hello_then_a_whole_view_then_changes(engine) -> None:
-    feed = PageMapFeed(engine)
+    feed = PageMapFeed(engine, lambda: 3)
     with feed.viewer(0.2, {"num_pages": 3}) as viewer:
         page = Page(feed, viewer)
         engine.on_view(CHANGE)  # of a watch that came before: nothing to this viewer
@@ -106,7 +106,7 @@ async def test_a_viewer_is_told_hello_then_a_whole_view_then_changes(engine) -> 
 
 
 async def test_a_view_tells_of_sequences_steps_copies_and_counters(engine) -> None:
-    feed = PageMapFeed(engine)
+    feed = PageMapFeed(engine, lambda: 3)
     with feed.viewer(0.2, {}) as viewer:
         page = Page(feed, viewer)
         await page.read()
@@ -117,11 +117,11 @@ async def test_a_view_tells_of_sequences_steps_copies_and_counters(engine) -> No
     assert (told["gone"], told["queue"], told["num_waiting"]) == ([3], [9], 1)
     assert told["steps"][0]["prefill"] == 5
     assert told["copies"] == [[2, 1]]
-    assert told["stats"]["num_running"] == 0
+    assert (told["stats"]["num_running"], told["stats"]["num_waiting"]) == (0, 3)
 
 
 async def test_a_second_viewer_gets_a_whole_view_of_its_own(engine) -> None:
-    feed = PageMapFeed(engine)
+    feed = PageMapFeed(engine, lambda: 3)
     with feed.viewer(0.2, {}):
         engine.on_view(WHOLE)
         with feed.viewer(0.2, {}) as late:
@@ -135,7 +135,7 @@ async def test_a_second_viewer_gets_a_whole_view_of_its_own(engine) -> None:
 
 
 async def test_a_viewer_that_lags_loses_events_and_goes_on_with_a_whole_view(engine) -> None:
-    feed = PageMapFeed(engine)
+    feed = PageMapFeed(engine, lambda: 3)
     with feed.viewer(0.2, {}) as slow, feed.viewer(0.2, {}) as quick:
         page, other = Page(feed, slow), Page(feed, quick)
         await page.read()
@@ -156,7 +156,7 @@ async def test_a_viewer_that_lags_loses_events_and_goes_on_with_a_whole_view(eng
 
 
 async def test_there_is_room_for_so_many_viewers(engine) -> None:
-    feed = PageMapFeed(engine)
+    feed = PageMapFeed(engine, lambda: 3)
     with ExitStack() as viewers:
         for _ in range(MAX_VIEWERS):
             viewers.enter_context(feed.viewer(0.2, {}))
@@ -167,7 +167,7 @@ async def test_there_is_room_for_so_many_viewers(engine) -> None:
 
 
 async def test_the_engines_death_is_told(engine) -> None:
-    feed = PageMapFeed(engine)
+    feed = PageMapFeed(engine, lambda: 3)
     with feed.viewer(0.2, {}) as viewer:
         page = Page(feed, viewer)
         feed.on_death()
@@ -175,7 +175,7 @@ async def test_the_engines_death_is_told(engine) -> None:
 
 
 async def test_requests_that_end_are_told_once_and_kept_for_who_comes_later(engine) -> None:
-    feed = PageMapFeed(engine)
+    feed = PageMapFeed(engine, lambda: 3)
     with feed.viewer(0.2, {}) as viewer:
         page = Page(feed, viewer)
         engine.on_view(WHOLE)
@@ -201,7 +201,7 @@ async def test_requests_that_end_are_told_once_and_kept_for_who_comes_later(engi
 
 
 async def test_nothing_is_noted_of_requests_while_nobody_looks(engine) -> None:
-    feed = PageMapFeed(engine)
+    feed = PageMapFeed(engine, lambda: 3)
     feed.on_submit(request())
     feed.on_step([TokenEvent("cmpl-1-0", 0, token_id=5, finish_reason=FinishReason.STOP)])
     with feed.viewer(0.2, {}) as viewer:

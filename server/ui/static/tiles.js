@@ -15,7 +15,7 @@ export class Tiles {
     this.values = {};
     for (const [name, label, title] of [
       ["running", "running", "sequences in the batch"],
-      ["waiting", "waiting", "sequences in the queue"],
+      ["waiting", "waiting", "sequences in the queue, and calls on their way to it"],
       ["used", "pages in use", "of the whole pool"],
       ["saved", "sharing saves", "pages that would be needed beside these if nothing were shared"],
       ["hits", "from the cache", "of all prompt tokens since the start"],

@@ -14,8 +14,8 @@ inline void fetch(const P* head, int dim) {
         __builtin_prefetch((const char*)head + byte);
 }
 
-/// The pages of the chunk that comes next, fetched into the second cache bit by bit while another is
-/// computed. A default-constructed one fetches nothing.
+/// The pages of the chunk that comes next, fetched into the second cache bit by bit while another
+/// is computed. A default-constructed one fetches nothing.
 class Lookahead {
   public:
     Lookahead() = default;

@@ -1,11 +1,11 @@
 // Attention over pages in place: decoding and prefill, and the write of new keys and values.
 //
 // A sequence with one query is split over chunks of 128 tokens of context, and over KV heads where
-// chunks are few; one with several over KV heads and tiles of queries. Chunks and tiles of keys begin at fixed positions of
-// the context, and partial results are combined in order: what a row computes does not depend on
-// its neighbours in the batch, on how its prompt was cut into steps or on the number of threads.
-// All query heads of a group share each load of a key and a value. Arithmetic is float32 whatever
-// the pages hold. No slot outside a sequence's context is ever read.
+// chunks are few; one with several over KV heads and tiles of queries. Chunks and tiles of keys
+// begin at fixed positions of the context, and partial results are combined in order: what a row
+// computes does not depend on its neighbours in the batch, on how its prompt was cut into steps or
+// on the number of threads. All query heads of a group share each load of a key and a value.
+// Arithmetic is float32 whatever the pages hold. No slot outside a sequence's context is ever read.
 #include "attention.h"
 
 #include <algorithm>
@@ -63,8 +63,8 @@ int find_chunks(const AttentionCall& call, std::vector<Chunk>& chunks, std::vect
     return partials;
 }
 
-// A task has several chunks and all heads, where there are enough for all threads: pages are read as
-// a whole then, and what comes next is known. Else each head of a chunk is a task.
+// A task has several chunks and all heads, where there are enough for all threads: pages are read
+// as a whole then, and what comes next is known. Else each head of a chunk is a task.
 void add_decode_tasks(const AttentionCall& call, int num_chunks, std::vector<Task>& tasks) {
     const int wanted = kTasksPerThread * thread_count(), heads = call.pages.kv_heads;
     const int run = std::max(1, num_chunks / wanted), step = num_chunks < wanted ? 1 : heads;

@@ -119,7 +119,7 @@ class Admission:
     def require_ready(self) -> None:
         """Raise the reason, a 503, unless a request can be served at this moment."""
         if self._draining:
-            raise ShuttingDownError("the server is shutting down")
+            raise ShuttingDownError()
         state = self._engine.state
         soon = {"Retry-After": str(RETRY_SECONDS)}
         match state.phase:

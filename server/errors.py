@@ -206,6 +206,14 @@ class TooManyViewersError(UnavailableError):
 class ShuttingDownError(UnavailableError):
     code = "shutting_down"
 
+    def __init__(
+        self,
+        message: str = "the server is shutting down",
+        *,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, headers=headers)
+
 
 def to_api_error(error: Exception) -> ApiError:
     """What the client is told about an exception. One that was not foreseen is logged with its

@@ -143,7 +143,7 @@ class EventStream(Response):
             writer.result()
             await self._send_piece(send, b"", more=False)
         elif self._cutoff.done():
-            told = ShuttingDownError("the server is shutting down")
+            told = ShuttingDownError()
             self._record.error = told.code
             last_words = error_event(told)
             with contextlib.suppress(TimeoutError):
@@ -190,7 +190,7 @@ async def while_connected(
         if task.done():
             return task.result()
         if cutoff.done():
-            raise ShuttingDownError("the server is shutting down")
+            raise ShuttingDownError()
         raise ClientGoneError
     finally:
         await _end({task, leaving})

@@ -29,6 +29,8 @@ BODY_SECONDS = 30.0
 MIN_BYTES_PER_SECOND = 4096
 # What is held of all bodies that are coming in or being parsed, in bodies of the greatest size.
 MAX_LARGEST_BODIES = 16
+# Of replies to bodies that are not read to their end.
+_CLOSE = {"Connection": "close"}
 # A body from this size on is parsed off the event loop.
 THREAD_BYTES = 64 * 1024
 
@@ -81,16 +83,16 @@ class BodyReader:
                     self._num_held += len(piece)
                     self._check_sizes(len(received), limit)
                     if self._admission.cutoff.done():  # the new time would put it off
-                        raise _shutting_down()
+                        raise ShuttingDownError(headers=_CLOSE)
                     earned = len(received) / MIN_BYTES_PER_SECOND
                     patience.reschedule(began + BODY_SECONDS + earned)
         except TimeoutError:
             if self._admission.cutoff.done():
-                raise _shutting_down() from None
+                raise ShuttingDownError(headers=_CLOSE) from None
             raise RequestTimeoutError(
                 f"the body comes too slowly: {len(received)} bytes have come; it may take "
                 f"{BODY_SECONDS:g} s, and a second more for each {MIN_BYTES_PER_SECOND} bytes",
-                headers={"Connection": "close"},
+                headers=_CLOSE,
             ) from None
 
     @asynccontextmanager
@@ -119,7 +121,3 @@ class BodyReader:
                 f"the bodies that are coming in have more than {limit * MAX_LARGEST_BODIES} bytes",
                 headers={"Retry-After": str(RETRY_SECONDS)},
             )
-
-
-def _shutting_down() -> ShuttingDownError:
-    return ShuttingDownError("the server is shutting down", headers={"Connection": "close"})
